@@ -50,6 +50,7 @@ class CountingAllocator final : public c10::Allocator {
       if (--until_stop == 0) throw Stop{static_cast<int64_t>(bytes)};
       return c10::GetDefaultCPUAllocator()->allocate(bytes);
     }
+    MemoryCounter::current().check_budget(static_cast<int64_t>(bytes), MemoryKind::other);
     const size_t rounded = bytes < SIZE_MAX / 4 ? BlockCache::rounded(bytes + sizeof(Header)) : bytes;
     void* block = bytes < SIZE_MAX / 4 ? cache().take(rounded) : nullptr;
     if (block == nullptr) {

@@ -130,15 +130,17 @@ Work Communicator::barrier_async(const Call& call) { return issue(barrier_operat
 std::shared_ptr<void> Communicator::allocate(size_t bytes) {
   constexpr size_t kAlign = 64;
   const size_t rounded = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
+  const MemoryCharge charge = MemoryCharge::take(static_cast<int64_t>(bytes));
   void* memory = std::aligned_alloc(kAlign, rounded);
   if (memory == nullptr) {
+    charge.release();
     throw ResourceError({.op = "allocate",
                          .subject = name_,
                          .fact = fmt::format("no memory for a buffer of {} bytes", bytes),
                          .action = "use smaller buffers, or more ranks that share them"});
   }
   std::memset(memory, 0, rounded);
-  return {memory, [charge = MemoryCharge::take(static_cast<int64_t>(bytes))](void* block) {
+  return {memory, [charge](void* block) {
             charge.release();
             std::free(block);
           }};

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class CpuStream final : public Stream {
+class CpuStream final : public CopyStream {
  public:
   explicit CpuStream(double bytes_per_second) : bytes_per_second_(bytes_per_second), thread_([this] { serve(); }) {}
   ~CpuStream() override {
@@ -72,7 +72,7 @@ class CpuStream final : public Stream {
   std::thread thread_;  // last: it uses the others
 };
 
-class CpuDevice final : public Device {
+class CpuDevice final : public Accelerator {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options) : options_(options) {}
 
@@ -89,7 +89,7 @@ class CpuDevice final : public Device {
               charge.release();
             }};
   }
-  std::unique_ptr<Stream> make_stream() override {
+  std::unique_ptr<CopyStream> make_stream() override {
     return std::make_unique<CpuStream>(options_.link_bytes_per_second);
   }
 
@@ -99,7 +99,7 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device(const CpuDeviceOptions& options) {
+std::unique_ptr<Accelerator> make_cpu_device(const CpuDeviceOptions& options) {
   return std::make_unique<CpuDevice>(options);
 }
 

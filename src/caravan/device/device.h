@@ -10,12 +10,12 @@ namespace caravan {
 
 /// Work of one rank beside its computation, done in the order of the calls. Its destructor waits for what is left.
 /// An error ends the job that throws it; later jobs run.
-class Stream {
+class CopyStream {
  public:
-  Stream() = default;
-  virtual ~Stream() = default;
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  CopyStream() = default;
+  virtual ~CopyStream() = default;
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
 
   /// Copies between host and device memory, in either direction. Both stay valid until the event is complete.
   virtual Event copy(void* to, const void* from, size_t bytes) = 0;
@@ -27,16 +27,16 @@ class Stream {
 
 /// Where forward and backward have their tensors: all that the rest of the library knows of it. Its memory is an arena
 /// with a budget (MemoryCounter::set_budget), which holds every tensor of a step.
-class Device {
+class Accelerator {
  public:
-  Device() = default;
-  virtual ~Device() = default;
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
+  Accelerator() = default;
+  virtual ~Accelerator() = default;
+  Accelerator(const Accelerator&) = delete;
+  Accelerator& operator=(const Accelerator&) = delete;
 
   /// Memory of the arena, aligned to 64 bytes, charged to the rank. Throws ResourceError if the budget does not hold it.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
-  virtual std::unique_ptr<Stream> make_stream() = 0;
+  virtual std::unique_ptr<CopyStream> make_stream() = 0;
 };
 
 struct CpuDeviceOptions {
@@ -45,6 +45,6 @@ struct CpuDeviceOptions {
 };
 
 /// The processor's cores, whose arena is what torch allocates on this rank. A stream is a thread.
-std::unique_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+std::unique_ptr<Accelerator> make_cpu_device(const CpuDeviceOptions& options = {});
 
 }  // namespace caravan

@@ -1,15 +1,16 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/memory/tier.h"
 #include "caravan/device/device.h"
 #include "caravan/memory/disk_store.h"
@@ -18,57 +19,66 @@ namespace caravan {
 
 class Tiers;
 
-/// A block of bytes on host or disk, which holds the contents of a device tensor while it is away. Move-only; releases
-/// its space when it ends, which waits for what is in flight.
+/// A block of bytes on host or disk, which holds the contents of a device tensor while it is away. Move-only; its end
+/// waits for what is in flight, and releases the space. A Tiers outlives its blocks.
 class TierBlock {
  public:
   TierBlock() = default;  ///< none
   ~TierBlock();
-  TierBlock(TierBlock&&) noexcept;
-  TierBlock& operator=(TierBlock&&) noexcept;
+  TierBlock(TierBlock&& other) noexcept;
+  TierBlock& operator=(TierBlock&& other) noexcept;
 
   explicit operator bool() const noexcept { return tiers_ != nullptr; }
   Tier tier() const noexcept { return tier_; }
   int64_t bytes() const noexcept { return bytes_; }
 
-  /// Copies `from`, a contiguous device tensor of bytes(), here. Keeps it alive until it has been copied.
-  /// What is on disk is read and written by the same order of calls.
-  Event store(const at::Tensor& from);
-  /// Copies the contents into `to`, a contiguous device tensor of bytes(), after every earlier store.
-  Event load(const at::Tensor& to);
+  /// Copies `from`, a contiguous device tensor of bytes(), to this block, which keeps it alive meanwhile. `what` names
+  /// it in traces.
+  Event store(const at::Tensor& from, const std::string& what);
+  /// Copies the contents to `to`, a contiguous device tensor of bytes(), after every earlier store.
+  Event load(const at::Tensor& to, const std::string& what);
 
-  /// Host tier: the memory itself, flat bytes. Throws InternalError on another tier.
-  at::Tensor memory() const;
-  /// Disk tier: moves a part from and to host memory (DiskStore). Returns at once on meta tensors.
-  const DiskStore::Block& disk_block() const;
+  /// On the host: the memory, as flat bytes. Host code that reads it holds a HostAccess.
+  const at::Tensor& memory() const { return memory_; }
+  /// On disk. Undefined contents until the last store is complete.
+  const DiskStore::Block& disk_block() const { return disk_; }
+  /// What reads and writes of the host must wait for: the last store. Sets it to `event` if they store themselves.
+  const Event& last_store() const noexcept { return stored_; }
+  void set_last_store(Event event) { stored_ = std::move(event); }
 
  private:
   friend class Tiers;
+  void end() noexcept;
+
   Tiers* tiers_ = nullptr;
   Tier tier_ = Tier::host;
   int64_t bytes_ = 0;
-  at::Tensor memory_{};          ///< host
-  DiskStore::Block disk_{};      ///< disk
-  Event last_{};                 ///< the last store
+  at::Tensor memory_{};
+  DiskStore::Block disk_{};
+  MemoryCharge charge_{};  ///< of a block on disk
+  Event stored_{};
+  Event loaded_{};
 };
 
 /// Bytes that a rank has moved between its tiers.
 struct TierTraffic {
-  int64_t to_host = 0;    ///< from device to host, with what goes on to disk
-  int64_t from_host = 0;  ///< from host to device
+  int64_t to_host = 0;    ///< from the device, with what goes on to disk
+  int64_t from_host = 0;  ///< to the device
   int64_t to_disk = 0;
   int64_t from_disk = 0;
 };
 
-/// The memory of one rank outside of its device. All methods are those of the rank's thread; copies run beside it.
+/// The memory of one rank beyond its device. The rank's thread calls it; copies run beside it.
 class Tiers {
  public:
   struct Options {
     std::vector<std::filesystem::path> disk_dirs{};
-    std::string owner{};                ///< DiskStore::Options::owner
-    int64_t expected_disk_bytes = 0;    ///< the same
-    double link_bytes_per_second = 0;   ///< CpuDeviceOptions
-    bool is_meta = false;               ///< nothing has memory: bytes are counted
+    std::string owner{};               ///< DiskStore::Options::owner
+    int64_t expected_disk_bytes = 0;   ///< the same
+    double link_bytes_per_second = 0;  ///< see CpuDeviceOptions
+    bool is_meta = false;              ///< nothing has memory: bytes are counted
+    /// For tests: pages of the host tier can be touched only by copies and under a HostAccess; else the process dies.
+    bool protects_host = false;
   };
   explicit Tiers(Options options);
   ~Tiers();
@@ -76,34 +86,54 @@ class Tiers {
   Tiers& operator=(const Tiers&) = delete;
 
   /// A block of `bytes` on host or disk, charged to that tier in the MemoryCounter of this thread, with the kind of its
-  /// innermost MemoryKindScope.
+  /// innermost MemoryKindScope. Throws ResourceError if the tier is full, UsageError for a disk without disk_dirs.
   TierBlock block(Tier tier, int64_t bytes);
-  /// A flat zeroed tensor in host memory, in pages of its own.
+  /// A flat zeroed tensor in host memory, in pages of its own, charged in the same way.
   at::Tensor host_tensor(int64_t count, at::ScalarType type);
 
-  Stream& in() noexcept { return *in_; }    ///< to the device
-  Stream& out() noexcept { return *out_; }  ///< from the device
-  Device& device() noexcept { return *device_; }
-  /// Throws UsageError if there are no disk_dirs.
+  CopyStream& in() noexcept { return *in_; }    ///< to the device
+  CopyStream& out() noexcept { return *out_; }  ///< from the device
+  Accelerator& device() noexcept { return *device_; }
   DiskStore& disk();
   bool is_meta() const noexcept { return options_.is_meta; }
 
-  /// Buffers in host memory through which parts of disk blocks pass: at most kSlots of kSlotBytes for each stream.
-  static constexpr int64_t kSlotBytes = 4 * DiskStore::kPage;
-  static constexpr int kSlots = 2;
-
-  TierTraffic traffic() const noexcept;
-  /// For tests: makes the pages of the host tier unreadable, or readable again.
-  void protect_host(bool is_protected);
+  /// Throws the error of a copy that nobody has waited for. Call it at the end of a step.
+  void check();
+  TierTraffic traffic() const noexcept { return traffic_; }
+  /// Counts what host code moves between host and disk by itself.
+  void count(int64_t to_disk, int64_t from_disk) noexcept;
+  std::vector<std::string> notes() const;
 
  private:
   friend class TierBlock;
+  friend class HostAccess;
   struct Pages;
+  struct Slots;
+  void reserve_slots(int64_t block_bytes);
+  Event run(CopyStream& stream, std::string_view row, const std::string& what, int64_t bytes,
+            std::function<void()> job);
+
   Options options_;
-  std::unique_ptr<Device> device_;
+  TierTraffic traffic_{};
+  std::unique_ptr<Accelerator> device_;
   std::unique_ptr<DiskStore> disk_;
   std::shared_ptr<Pages> pages_;
-  std::unique_ptr<Stream> in_, out_;  ///< last: their jobs use the others
+  std::shared_ptr<Slots> slots_in_, slots_out_;
+  struct Failure;
+  std::shared_ptr<Failure> failure_;
+  std::unique_ptr<CopyStream> in_, out_;  ///< last: their jobs use the others
+};
+
+/// Allows this process to touch host memory of `tiers` during its lifetime: Tiers::Options::protects_host.
+class HostAccess {
+ public:
+  explicit HostAccess(Tiers& tiers);
+  ~HostAccess();
+  HostAccess(const HostAccess&) = delete;
+  HostAccess& operator=(const HostAccess&) = delete;
+
+ private:
+  std::shared_ptr<Tiers::Pages> pages_;
 };
 
 }  // namespace caravan

@@ -1,5 +1,13 @@
 #include "caravan/base/memory/memory_counter.h"
 
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+
 namespace caravan {
 namespace {
 
@@ -15,35 +23,57 @@ thread_local MemoryKind innermost_kind = MemoryKind::other;
 
 }  // namespace
 
-void MemoryCounter::add(int64_t bytes, MemoryKind kind) noexcept {
-  of(kind).fetch_add(bytes, kRelaxed);
-  const int64_t now = live_.fetch_add(bytes, kRelaxed) + bytes;
-  int64_t peak = peak_.load(kRelaxed);
+void MemoryCounter::add(int64_t bytes, MemoryKind kind, Tier tier) noexcept {
+  Counts& counts = of(tier);
+  counts.of(kind).fetch_add(bytes, kRelaxed);
+  const int64_t now = counts.live.fetch_add(bytes, kRelaxed) + bytes;
+  int64_t peak = counts.peak.load(kRelaxed);
   while (now > peak) {
-    if (!peak_.compare_exchange_weak(peak, now, kRelaxed)) continue;
-    note_peak();
+    if (!counts.peak.compare_exchange_weak(peak, now, kRelaxed)) continue;
+    counts.note_peak();
     return;
   }
 }
 
-void MemoryCounter::remove(int64_t bytes, MemoryKind kind) noexcept {
-  of(kind).fetch_sub(bytes, kRelaxed);
-  live_.fetch_sub(bytes, kRelaxed);
+void MemoryCounter::remove(int64_t bytes, MemoryKind kind, Tier tier) noexcept {
+  of(tier).of(kind).fetch_sub(bytes, kRelaxed);
+  of(tier).live.fetch_sub(bytes, kRelaxed);
 }
 
-void MemoryCounter::note_peak() noexcept {
-  for (size_t i = 0; i < kNumMemoryKinds; ++i) at_peak_[i].store(by_kind_[i].load(kRelaxed), kRelaxed);
+void MemoryCounter::Counts::note_peak() noexcept {
+  for (size_t i = 0; i < kNumMemoryKinds; ++i) at_peak[i].store(by_kind[i].load(kRelaxed), kRelaxed);
 }
 
-std::array<int64_t, kNumMemoryKinds> MemoryCounter::at_peak() const noexcept {
+std::array<int64_t, kNumMemoryKinds> MemoryCounter::at_peak(Tier tier) const noexcept {
   std::array<int64_t, kNumMemoryKinds> all{};
-  for (size_t i = 0; i < kNumMemoryKinds; ++i) all[i] = at_peak_[i].load(kRelaxed);
+  for (size_t i = 0; i < kNumMemoryKinds; ++i) all[i] = load(of(tier).at_peak[i]);
   return all;
 }
 
 void MemoryCounter::reset_peak() noexcept {
-  peak_.store(live_bytes(), kRelaxed);
-  note_peak();
+  for (Counts& counts : tiers_) {
+    counts.peak.store(load(counts.live), kRelaxed);
+    counts.note_peak();
+  }
+}
+
+void MemoryCounter::set_event(std::string event) {
+  const std::lock_guard lock(mutex_);
+  event_ = std::move(event);
+}
+
+void MemoryCounter::check_budget(int64_t bytes, MemoryKind kind) const {
+  const int64_t budget = load(budget_);
+  if (budget <= 0 || live_bytes() + bytes <= budget) return;
+  static constexpr std::array<std::string_view, kNumMemoryKinds> kNames{"activations or workspace", "parameters",
+                                                                        "gradients", "optimizer state", "buffers"};
+  const std::lock_guard lock(mutex_);
+  throw ResourceError({.op = "device",
+                       .subject = event_.empty() ? "allocate" : event_,
+                       .fact = fmt::format("{} of {} do not fit: {} of the budget of {} are in use",
+                                           format_bytes(bytes), kNames[static_cast<size_t>(kind)],
+                                           format_bytes(live_bytes()), format_bytes(budget)),
+                       .action = "raise offload.device_budget, offload more, or use a smaller train.micro_batch"});
 }
 
 MemoryCounter& MemoryCounter::current() noexcept { return innermost != nullptr ? *innermost : process_counter(); }
@@ -56,9 +86,10 @@ MemoryKindScope::MemoryKindScope(MemoryKind kind) noexcept : outer_(innermost_ki
 
 MemoryKindScope::~MemoryKindScope() { innermost_kind = outer_; }
 
-MemoryCharge MemoryCharge::take(int64_t bytes) noexcept {
-  const MemoryCharge charge{&MemoryCounter::current(), bytes, innermost_kind};
-  charge.counter->add(bytes, charge.kind);
+MemoryCharge MemoryCharge::take(int64_t bytes, Tier tier) {
+  const MemoryCharge charge{&MemoryCounter::current(), bytes, innermost_kind, tier};
+  if (tier == Tier::device) charge.counter->check_budget(bytes, charge.kind);
+  charge.counter->add(bytes, charge.kind, tier);
   return charge;
 }
 

@@ -4,6 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "caravan/base/memory/tier.h"
 
 namespace caravan {
 
@@ -17,23 +21,32 @@ namespace caravan {
 enum class MemoryKind : uint8_t { other, parameters, gradients, optimizer, buffers };
 inline constexpr size_t kNumMemoryKinds = 5;
 
-/// Current and peak bytes of tensor memory of one rank, in host memory and (without memory) on the meta device. Counts
-/// requested bytes, not pages or cache size classes. Counts what torch allocates and what Communicator::allocate
-/// returns; each rank counts an equal part of shared memory. Not counted: segments and staging buffers inside
-/// communicators, workspaces of BLAS libraries, freed blocks in caches. Thread-safe: a block may be freed on another
-/// thread.
+/// Current and peak bytes of tensor memory of one rank in each tier: in the device, which here is what torch allocates
+/// and what Communicator::allocate returns, also (without memory) on the meta device; and in host memory and on disk
+/// beyond it (memory/tiers.h). Counts requested bytes, not pages or cache size classes; each rank counts an equal part
+/// of shared memory. Not counted: segments and staging buffers inside communicators, workspaces of BLAS libraries,
+/// freed blocks in caches. Thread-safe: a block may be freed on another thread.
 class MemoryCounter {
  public:
-  void add(int64_t bytes, MemoryKind kind = MemoryKind::other) noexcept;
-  void remove(int64_t bytes, MemoryKind kind = MemoryKind::other) noexcept;
+  void add(int64_t bytes, MemoryKind kind = MemoryKind::other, Tier tier = Tier::device) noexcept;
+  void remove(int64_t bytes, MemoryKind kind = MemoryKind::other, Tier tier = Tier::device) noexcept;
 
-  int64_t live_bytes() const noexcept { return live_.load(std::memory_order_relaxed); }
-  int64_t live_bytes(MemoryKind kind) const noexcept { return of(kind).load(std::memory_order_relaxed); }
-  int64_t peak_bytes() const noexcept { return peak_.load(std::memory_order_relaxed); }
-  /// Live bytes by kind when the peak was reached. They add up to it unless several threads allocate at that moment.
-  std::array<int64_t, kNumMemoryKinds> at_peak() const noexcept;
-  /// Resets the peak to the current bytes.
+  int64_t live_bytes(Tier tier = Tier::device) const noexcept { return load(of(tier).live); }
+  int64_t live_bytes(MemoryKind kind, Tier tier = Tier::device) const noexcept { return load(of(tier).of(kind)); }
+  int64_t peak_bytes(Tier tier = Tier::device) const noexcept { return load(of(tier).peak); }
+  /// Live bytes by kind when the peak of the tier was reached. They add up to it unless several threads allocate at
+  /// that moment.
+  std::array<int64_t, kNumMemoryKinds> at_peak(Tier tier = Tier::device) const noexcept;
+  /// Resets the peaks to the current bytes.
   void reset_peak() noexcept;
+
+  /// The most that the device may hold; 0: no limit. An allocation beyond it throws ResourceError naming the event.
+  void set_budget(int64_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
+  int64_t budget() const noexcept { return load(budget_); }
+  /// What the rank does from here on, for that error: "forward of blocks.3, micro-batch 0".
+  void set_event(std::string event);
+  /// Throws if `bytes` more exceed the budget.
+  void check_budget(int64_t bytes, MemoryKind kind) const;
 
   /// The counter that allocations of the calling thread are charged to: the innermost MemoryScope's, else the
   /// process's.
@@ -41,14 +54,23 @@ class MemoryCounter {
 
  private:
   using Count = std::atomic<int64_t>;
-  const Count& of(MemoryKind kind) const noexcept { return by_kind_[static_cast<size_t>(kind)]; }
-  Count& of(MemoryKind kind) noexcept { return by_kind_[static_cast<size_t>(kind)]; }
-  void note_peak() noexcept;
+  struct Counts {
+    Count live{0};
+    Count peak{0};
+    std::array<Count, kNumMemoryKinds> by_kind{};
+    std::array<Count, kNumMemoryKinds> at_peak{};
+    const Count& of(MemoryKind kind) const noexcept { return by_kind[static_cast<size_t>(kind)]; }
+    Count& of(MemoryKind kind) noexcept { return by_kind[static_cast<size_t>(kind)]; }
+    void note_peak() noexcept;
+  };
+  static int64_t load(const Count& count) noexcept { return count.load(std::memory_order_relaxed); }
+  const Counts& of(Tier tier) const noexcept { return tiers_[static_cast<size_t>(tier)]; }
+  Counts& of(Tier tier) noexcept { return tiers_[static_cast<size_t>(tier)]; }
 
-  Count live_{0};
-  Count peak_{0};
-  std::array<Count, kNumMemoryKinds> by_kind_{};
-  std::array<Count, kNumMemoryKinds> at_peak_{};
+  std::array<Counts, kNumTiers> tiers_{};
+  Count budget_{0};
+  mutable std::mutex mutex_;
+  std::string event_;
 };
 
 /// Charges the allocations of this thread to `counter` during its lifetime; ranks that are threads make one each.
@@ -83,9 +105,11 @@ struct MemoryCharge {
   MemoryCounter* counter = nullptr;
   int64_t bytes = 0;
   MemoryKind kind = MemoryKind::other;
+  Tier tier = Tier::device;
 
-  static MemoryCharge take(int64_t bytes) noexcept;
-  void release() const noexcept { counter->remove(bytes, kind); }
+  /// Throws ResourceError if it exceeds the budget of the device.
+  static MemoryCharge take(int64_t bytes, Tier tier = Tier::device);
+  void release() const noexcept { counter->remove(bytes, kind, tier); }
 };
 
 }  // namespace caravan
