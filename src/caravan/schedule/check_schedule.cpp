@@ -81,9 +81,7 @@ void ScheduleRun::place_stages(std::span<const int> rank_of_stage) {
 /// Checks all indices, so that nothing else has to.
 void ScheduleRun::validate_entry(size_t rank, const Action& entry) {
   const auto is_index = [](int i, size_t size) { return i >= 0 && static_cast<size_t>(i) < size; };
-  const bool names_group =
-      entry.kind == Action::Kind::gather || entry.kind == Action::Kind::free || entry.kind == Action::Kind::reduce;
-  if (names_group) {
+  if (entry.is_of_group()) {
     if (!is_index(entry.unit, units_.groups.size())) {
       refuse(rank, fmt::format("there are {} groups", units_.groups.size()));
     }
@@ -185,6 +183,16 @@ void ScheduleRun::finish(size_t rank) const {
   }
   for (size_t group = 0; group < units_.groups.size(); ++group) {
     if (state.is_there[group]) refuse(rank, fmt::format("{} is still gathered", group_text(static_cast<int>(group))));
+  }
+  if (!state.fetched.empty()) {
+    refuse(rank, fmt::format("{} is fetched and never gathered", group_text(*state.fetched.begin())));
+  }
+  if (!state.away.empty()) {
+    refuse(rank, fmt::format("the gradients of {} are away", group_text(*state.away.begin())));
+  }
+  if (!state.stored.empty()) {
+    const auto [unit, micro_batch] = *state.stored.begin();
+    refuse(rank, fmt::format("activations of unit {} and micro-batch {} are evicted and never fetched", unit, micro_batch));
   }
   const bool has_update = !state.table->empty() && state.table->back().kind == Action::Kind::update;
   if (trains_ && !has_update) refuse(rank, "the update is missing");

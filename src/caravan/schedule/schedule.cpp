@@ -124,6 +124,13 @@ std::string Action::to_string() const {
     case Kind::send: return fmt::format(">{}{}.{}@{}", gradient, unit, micro_batch, peer);
     case Kind::recv: return fmt::format("<{}{}.{}@{}", gradient, unit, micro_batch, peer);
     case Kind::update: return "U";
+    case Kind::step: return fmt::format("S{}", unit);
+    case Kind::fetch:
+    case Kind::evict: {
+      const char letter = kind == Kind::fetch ? 'L' : 'E';
+      if (moved == Moved::parameters) return fmt::format("{}{}", letter, unit);
+      return fmt::format("{}{}{}.{}", letter, moved == Moved::gradients ? "g" : "a", unit, micro_batch);
+    }
   }
   return "?";
 }
@@ -140,6 +147,7 @@ uint64_t digest(const Schedule& table) {
     hasher.update(static_cast<uint64_t>(entry.kind));
     for (const int number : {entry.unit, entry.micro_batch, entry.peer}) hasher.update(static_cast<uint64_t>(number));
     hasher.update(static_cast<uint64_t>(entry.is_gradient));
+    hasher.update(static_cast<uint64_t>(entry.moved));
   }
   return hasher.value().low;
 }

@@ -25,15 +25,31 @@ struct Action {
     send,       ///< >  the input of `unit` to stage `peer`; in backward its gradient
     recv,       ///< <  the same, received
     update,     ///< U  waits for all reductions, clips, steps the optimizer
+    fetch,      ///< L  starts to load from host or disk what the device needs soon
+    evict,      ///< E  starts to store there what it does not need for a while
+    step,       ///< S  steps the optimizer for group `unit` alone
+  };
+  /// What fetch and evict move.
+  enum class Moved : uint8_t {
+    parameters,  ///< of group `unit`; they are only fetched: what is freed is dropped
+    gradients,   ///< sums of group `unit`, after `micro_batch`
+    activations  ///< that the backward of `unit` in `micro_batch` needs
   };
   Kind kind = Kind::forward;
-  int unit = 0;  ///< index of a unit; for gather, free and reduce of a parameter group
+  int unit = 0;  ///< index of a unit; for gather, free, reduce, step, and most moves, of a parameter group
   int micro_batch = 0;
   int peer = -1;             ///< of send and recv: the other stage
   bool is_gradient = false;  ///< of send and recv
+  Moved moved = Moved::parameters;
 
   bool is_event() const noexcept { return kind <= Kind::weight; }
-  /// "F3.1" (unit 3, micro-batch 1), "G4", "R4.1", "<3.1@0" (activation from stage 0), ">g3.1@0" (its gradient), "U".
+  bool is_of_group() const noexcept {
+    const bool is_move = kind == Kind::fetch || kind == Kind::evict;
+    return kind == Kind::gather || kind == Kind::free || kind == Kind::reduce || kind == Kind::step ||
+           (is_move && moved != Moved::activations);
+  }
+  /// "F3.1" (unit 3, micro-batch 1), "G4", "R4.1", "<3.1@0" (activation from stage 0), ">g3.1@0" (its gradient), "U",
+  /// "L4" (parameters of group 4), "Eg4.1" (its gradients), "La3.1" (activations of unit 3), "S4".
   std::string to_string() const;
   bool operator==(const Action&) const noexcept = default;
 };
@@ -56,12 +72,16 @@ struct Units {
     bool has_backward = true;      ///< false: neither it nor a unit before it is trained, so backward does not reach it
     bool is_recomputed = false;    ///< its forward is repeated in its backward: its B covers both
     int parent = -1;  ///< the unit in whose forward it runs; -1: none. Its children follow a parent directly
+    bool moves_activations = false;  ///< they are away between its forward and its backward
   };
   struct Group {
     std::string name;
     bool is_trained = true;
     bool is_gathered = false;  ///< its unsharded parameters need a gather before use
     bool is_joint = false;     ///< used by stages of several ranks: gathered and reduced once a step, by all of them
+    bool is_fetched = false;   ///< its parameters rest outside of the device: is_gathered, and a fetch precedes a gather
+    bool moves_gradients = false;  ///< its sums are away between micro-batches
+    bool steps_early = false;      ///< it is updated as soon as its last reduction has begun
   };
   std::vector<Unit> units;
   std::vector<Group> groups;
@@ -139,6 +159,14 @@ std::vector<std::vector<int>> additions(const Schedule& table, const Units& unit
 /// before their free, in the order of groups: their ranks must start them in the same order.
 Schedule with_reductions(const Schedule& table, const Units& units, bool each_micro_batch = false);
 
+/// Adds fetches and evictions to a table with gathers and reductions. A fetch begins `ahead` events before what needs
+/// it, but after the eviction of the same; what is needed again within `ahead` events stays.
+Schedule with_moves(const Schedule& table, const Units& units, int ahead);
+
+/// Adds the step of each group that steps_early: after the last reduction of the next one, so that its own is not waited
+/// for at once.
+Schedule with_steps(const Schedule& table, const Units& units);
+
 /// Adds the update at the end; call it last.
 Schedule with_update(Schedule table);
 
@@ -153,6 +181,8 @@ Schedule with_update(Schedule table);
 ///     gathered stays at the end; a group is used on one rank or is joint; joint groups are gathered at most once
 ///   - a trained group is reduced once, after everything that adds to its gradient, or (not if it is joint) once for
 ///     each micro-batch, after everything of the micro-batch. Joint groups are reduced in the same order everywhere
+///   - parameters of a group that is fetched, activations and gradients that are away, are fetched before they are used,
+///     once; a group steps after its last reduction
 ///   - if any table has a B, each ends with an update, else none has one: clipping needs all ranks
 ///   - what is sent exists and is what the other stage needs; each send has its recv; from one rank to another,
 ///     messages are received in the order in which they are sent; no rank waits forever: the whole cycle is named

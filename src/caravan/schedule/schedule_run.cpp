@@ -48,6 +48,9 @@ bool ScheduleRun::step(size_t rank) {
     case Kind::send: return send(rank, next);
     case Kind::recv: return recv(rank, next);
     case Kind::update: update(rank); return true;
+    case Kind::fetch: fetch(rank, next); return true;
+    case Kind::evict: evict(rank, next); return true;
+    case Kind::step: step_group(rank, next.unit); return true;
   }
   refuse(rank, "is of an unknown kind");
 }
@@ -102,7 +105,14 @@ void ScheduleRun::compute(size_t rank, const Action& event) {
       refuse(rank, fmt::format("reads {}, which is not gathered", group_text(group)));
     }
   }
+  const bool needs_activations = event.kind == Kind::backward || event.kind == Kind::weight;
+  if (needs_activations && state.stored.contains({event.unit, event.micro_batch})) {
+    refuse(rank, "needs activations that are evicted");
+  }
   for (const int group : state.changed[state.at]) {
+    if (state.away.contains(group)) {
+      refuse(rank, fmt::format("adds to the gradient of {}, which is evicted", group_text(group)));
+    }
     --state.to_add[group][event.micro_batch];
     if (!state.has_reduced.contains({group, event.micro_batch})) state.unreduced.insert({group, event.micro_batch});
   }
@@ -117,6 +127,9 @@ bool ScheduleRun::gather(size_t rank, int group) {
   Rank& state = ranks_[rank];
   if (!units_.groups[group].is_gathered) refuse(rank, fmt::format("{} needs no gather", group_text(group)));
   if (state.is_there[group]) refuse(rank, fmt::format("{} is gathered already", group_text(group)));
+  if (units_.groups[group].is_fetched && !state.waits && state.fetched.erase(group) == 0) {
+    refuse(rank, fmt::format("{} is not fetched", group_text(group)));
+  }
   if (units_.groups[group].is_joint) {
     if (!state.waits) {
       if (state.has_gathered[group]) refuse(rank, "a joint group is gathered once a step");
@@ -143,6 +156,8 @@ void ScheduleRun::reduce(size_t rank, const Action& entry) {
   if (units_.groups[group].is_gathered && !state.is_there[group]) {
     refuse(rank, fmt::format("{} is not gathered", group_text(group)));
   }
+  if (state.away.contains(group)) refuse(rank, fmt::format("the gradients of {} are evicted", group_text(group)));
+  if (state.stepped.contains(group)) refuse(rank, fmt::format("{} has stepped", group_text(group)));
   const std::map<int, int>& to_add = state.to_add[group];
   const int num = state.num_reductions[group];
   const bool each = num != 1;
@@ -227,6 +242,48 @@ void ScheduleRun::update(size_t rank) {
   if (state.at + 1 == state.table->size() || state.unreduced.empty()) return;
   const auto [group, m] = *state.unreduced.begin();
   refuse(rank, fmt::format("the gradient of {} in micro-batch {} is not reduced yet", group_text(group), m));
+}
+
+void ScheduleRun::fetch(size_t rank, const Action& entry) {
+  Rank& state = ranks_[rank];
+  switch (entry.moved) {
+    case Action::Moved::parameters:
+      if (!units_.groups[entry.unit].is_fetched) refuse(rank, group_text(entry.unit) + " rests on the device");
+      if (state.is_there[entry.unit]) refuse(rank, group_text(entry.unit) + " is gathered");
+      if (!state.fetched.insert(entry.unit).second) refuse(rank, group_text(entry.unit) + " is fetched already");
+      return;
+    case Action::Moved::gradients:
+      if (state.away.erase(entry.unit) == 0) refuse(rank, "the gradients of " + group_text(entry.unit) + " are here");
+      return;
+    case Action::Moved::activations:
+      if (state.stored.erase({entry.unit, entry.micro_batch}) == 0) refuse(rank, "these activations are not evicted");
+      return;
+  }
+}
+
+void ScheduleRun::evict(size_t rank, const Action& entry) {
+  Rank& state = ranks_[rank];
+  switch (entry.moved) {
+    case Action::Moved::parameters: refuse(rank, "parameters are freed, not evicted");
+    case Action::Moved::gradients:
+      if (!units_.groups[entry.unit].moves_gradients) refuse(rank, group_text(entry.unit) + " keeps its gradients");
+      if (!state.away.insert(entry.unit).second) refuse(rank, "they are evicted already");
+      return;
+    case Action::Moved::activations:
+      if (!units_.units[entry.unit].moves_activations) refuse(rank, "this unit keeps its activations");
+      if (!state.stored.insert({entry.unit, entry.micro_batch}).second) refuse(rank, "they are evicted already");
+      return;
+  }
+}
+
+void ScheduleRun::step_group(size_t rank, int group) {
+  Rank& state = ranks_[rank];
+  int num_done = 0;
+  for (const auto& [reduced, micro_batch] : state.has_reduced) num_done += reduced == group ? 1 : 0;
+  if (num_done == 0 || num_done < state.num_reductions[group]) {
+    refuse(rank, fmt::format("the gradient of {} is not reduced yet", group_text(group)));
+  }
+  if (!state.stepped.insert(group).second) refuse(rank, "is there twice");
 }
 
 }  // namespace caravan
