@@ -27,17 +27,12 @@ constexpr int64_t kDefaultCacheBytes = int64_t{32} << 30;
 std::optional<int64_t> cache_limit_bytes() {
   const std::string text = environment("CARAVAN_CACHE_BYTES");
   if (text.empty()) return kDefaultCacheBytes;
-  int64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, fault] = std::from_chars(text.data(), end, number);
-  constexpr std::string_view kUnits = "KMGT";
-  const size_t unit = stop + 1 == end ? kUnits.find(*stop) : std::string_view::npos;
-  const int shift = stop == end ? 0 : unit == std::string_view::npos ? -1 : 10 * static_cast<int>(unit + 1);
-  if (fault != std::errc() || number < 0 || shift < 0 || number > (std::numeric_limits<int64_t>::max() >> shift)) {
+  const std::optional<int64_t> limit = parse_bytes(text);
+  if (!limit) {
     throw UsageError({"environment", "CARAVAN_CACHE_BYTES", "'" + text + "' is not a size", "",
-                      "use a whole number, or one followed by K, M, G or T: 20G; 0: no limit"});
+                      "use a number of bytes, or one followed by K, M, G or T: 20G; 0: no limit"});
   }
-  return number > 0 ? std::optional(number << shift) : std::nullopt;
+  return *limit > 0 ? limit : std::nullopt;
 }
 
 /// The plan for ranks started by another launcher, if there is one. Refuses an `asked` that contradicts it.

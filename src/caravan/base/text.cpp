@@ -1,5 +1,7 @@
 #include "caravan/base/text.h"
 
+#include <cmath>
+#include <charconv>
 #include <algorithm>
 #include <cctype>
 #include <limits>
@@ -77,6 +79,18 @@ std::string format_bytes(int64_t bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.{}f} {}", value, value < 100 ? 1 : 0, kUnits[unit]);
+}
+
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  constexpr std::string_view kUnits = "KMGT";
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, fault] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  if (fault != std::errc() || !(number >= 0)) return std::nullopt;
+  const size_t unit = stop + 1 == end ? kUnits.find(*stop) : std::string_view::npos;
+  if (stop != end && unit == std::string_view::npos) return std::nullopt;
+  const double bytes = stop == end ? number : std::ldexp(number, 10 * static_cast<int>(unit + 1));
+  return bytes < 0x1p62 ? std::optional(static_cast<int64_t>(bytes)) : std::nullopt;
 }
 
 std::string format_count(double count) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,9 @@ std::string not_one_of(std::string_view given, std::span<const std::string> choi
 
 /// "1.5 GiB", "12 KiB", "640 B".
 std::string format_bytes(int64_t bytes);
+
+/// The number of bytes that "500000000", "500M" or "1.5G" means; nothing if it is not such a text.
+std::optional<int64_t> parse_bytes(std::string_view text);
 
 /// "12.3 M", "1.5 B", "640": counts of parameters, FLOPs, tokens.
 std::string format_count(double count);

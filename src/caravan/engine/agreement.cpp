@@ -10,6 +10,9 @@ namespace {
 Schedule with_actions(const Schedule& events, const Units& units, const Strategy& strategy) {
   Schedule table =
       with_reductions(with_gathers(events, units, strategy.gathers), units, strategy.completes_each_micro_batch());
+  if (strategy.is_offloaded()) {
+    table = with_moves(with_steps(table, units), units, strategy.fetch_ahead);
+  }
   const bool has_update = !table.empty() && table.back().kind == Action::Kind::update;
   return has_update ? table : with_update(std::move(table));
 }

@@ -38,6 +38,9 @@ std::string_view path_of(Action::Kind kind) {
     case Action::Kind::send: return "schedule: send";
     case Action::Kind::recv: return "schedule: recv";
     case Action::Kind::update: return "schedule: update";
+    case Action::Kind::fetch: return "schedule: fetch";
+    case Action::Kind::evict: return "schedule: evict";
+    case Action::Kind::step: return "schedule: step of a group";
   }
   return "schedule: ?";
 }
@@ -66,8 +69,9 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
     // Detached: torch's zero_grad refuses views that autograd tracks.
-    sharded_gradients_.push_back(is_trained ? state_.layout.view(state_.gradients, *slot.parameter).detach()
-                                            : at::Tensor());
+    const bool has_view = is_trained && !state_.gradients.is_on_disk();
+    sharded_gradients_.push_back(has_view ? state_.layout.view(state_.gradients, *slot.parameter).detach()
+                                          : at::Tensor());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);
@@ -184,6 +188,10 @@ void Engine::end_step() {
   TraceLog::end_lap();
   gradients_->finish();
   end_reading();
+  if (strategy_.is_offloaded()) {
+    strategy_.tiers->finish_stores();
+    strategy_.tiers->check();
+  }
   if (mode_ == Mode::recording) pool_->trim();  // the pool held the gradients of all units at once
   mode_ = Mode::idle;
   last_alone_ = -1;
@@ -230,7 +238,9 @@ void Engine::run_step(int num_micro_batches, Passes& passes, StepExchange* excha
 void Engine::run_local_step(int num_micro_batches, Passes& passes) {
   start(num_micro_batches);
   Schedule local = table(num_micro_batches);
-  std::erase_if(local, [](const Action& entry) { return entry.kind == Action::Kind::reduce; });
+  std::erase_if(local, [](const Action& entry) {
+    return entry.kind == Action::Kind::reduce || entry.kind == Action::Kind::step;
+  });
   begin_table(local);
   const Reset reset{*this};
   follow(passes);
@@ -322,7 +332,21 @@ void Engine::perform(const Action& entry) {
     case Action::Kind::send:
     case Action::Kind::recv: passes_->transfer(entry); break;
     case Action::Kind::update: update(entry); break;
+    case Action::Kind::fetch:
+    case Action::Kind::evict: move(entry); break;
+    case Action::Kind::step:
+      if (group_step_) group_step_(entry.unit);
+      break;
     default: break;
+  }
+}
+
+void Engine::move(const Action& entry) {
+  const bool fetches = entry.kind == Action::Kind::fetch;
+  switch (entry.moved) {
+    case Action::Moved::parameters: unsharded_->fetch(entry.unit); break;
+    case Action::Moved::gradients: fetches ? gradients_->fetch(entry.unit) : gradients_->evict(entry.unit); break;
+    case Action::Moved::activations: break;
   }
 }
 

@@ -70,6 +70,12 @@ class Engine : private GradientSink {
   void run_local_step(int num_micro_batches, Passes& passes);
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
+  /// With Strategy::steps_early: called in a step for each group whose gradients are complete (GradientSums::result); it
+  /// updates the group.
+  using GroupStep = std::function<void(int group)>;
+  void set_group_step(GroupStep step) { group_step_ = std::move(step); }
+  GradientSums& gradients() noexcept { return *gradients_; }
+
   /// Fills the unsharded parameters that keep their memory with the values of all ranks. Every rank calls it, between
   /// steps.
   void unshard();
@@ -118,6 +124,8 @@ class Engine : private GradientSink {
   void check_agreement() const;
   void check_dtypes() const;
   void take_parameters();
+  int64_t disk_bytes(at::ScalarType dtype) const;
+  void make_tiers(at::ScalarType dtype, at::Device device);
   void take_values(const Slot& slot);
   void share_values();
   void add_unit_hooks();
@@ -146,6 +154,7 @@ class Engine : private GradientSink {
   void reach(const Action& event);
   void perform(const Action& entry);
   void update(const Action& entry);
+  void move(const Action& entry);
   void run_pass(const Action& first, Passes& passes);
   void check_skipped(const Action& first) const;
   void run_deferred(const Action& weight);
@@ -188,6 +197,7 @@ class Engine : private GradientSink {
   TableCursor cursor_;
   Passes* passes_ = nullptr;
   StepExchange* exchange_ = nullptr;
+  GroupStep group_step_;
   std::vector<int> num_forwards_;                                  ///< forwards in this step, by unit
   std::vector<int> running_;                                       ///< units whose forward runs, outermost first
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step

@@ -1,3 +1,6 @@
+#include <atomic>
+#include <cstdlib>
+#include <optional>
 #include <set>
 
 #include <ATen/core/grad_mode.h>
@@ -15,6 +18,18 @@
 
 namespace caravan {
 namespace {
+
+/// For tests: a limit of the link between host and device, which are the same memory here.
+double link_limit() {
+  const char* limit = std::getenv("CARAVAN_LINK_BYTES_PER_SECOND");
+  return limit == nullptr ? 0 : std::strtod(limit, nullptr);
+}
+
+/// For tests: host memory may be touched by copies and the optimizer only.
+bool protects_host() {
+  const char* protects = std::getenv("CARAVAN_PROTECT_HOST");
+  return protects != nullptr && *protects == '1';
+}
 
 std::string describe(const at::Tensor& tensor, at::IntArrayRef shape) {
   const std::string dtype = tensor.defined() ? c10::toString(tensor.scalar_type()) : "not materialised";
@@ -65,6 +80,10 @@ void Engine::check_agreement() const {
        fmt::format("{} {} {} {} {}", memory == UnshardedMemory::shared, strategy_.gathers.free_after_forward,
                    strategy_.gathers.prefetch, keeps_unsharded(memory), memory == UnshardedMemory::versions)},
       {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
+      {"offload", fmt::format("optimizer {}, parameters {}, gradients {}, activations {}, steps early {}",
+                              name(strategy_.optimizer_tier), name(strategy_.parameters_tier),
+                              name(strategy_.gradients_tier), name(strategy_.activations_tier),
+                              strategy_.steps_early)},
       {"layout of the loss", strategy_.loss_layout.to_string()},
       {"layout of the batch", strategy_.batch_layout.to_string()},
       {"dtype", c10::toString(options_.dtype)},
@@ -164,20 +183,61 @@ void Engine::take_parameters() {
     if (!wrong.empty())
       throw UsageError({strategy_.name, "hook", strategy_.hook->name() + ": " + wrong, "", "use no hook"});
   }
+  make_tiers(dtype, device);
   state_.allocate(strategy_, mesh_, dtype, device);
   if (strategy_.hook != nullptr) strategy_.hook->prepare(state_.layout.trained_count(), state_.gradients.options());
+  std::optional<HostAccess> access;
+  if (strategy_.is_offloaded()) access.emplace(*strategy_.tiers);
   for (const Slot& slot : state_.layout.slots()) take_values(slot);
   share_values();
+}
+
+/// Bytes that the state of this rank takes on disk.
+int64_t Engine::disk_bytes(at::ScalarType dtype) const {
+  const auto size = [](at::ScalarType type) { return static_cast<int64_t>(c10::elementSize(type)); };
+  const auto own = [&](at::ScalarType type) { return size(type == at::kFloat ? dtype : type); };
+  int64_t bytes = 0;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    const auto add = [&](Tier tier, int64_t element_bytes) {
+      if (tier == Tier::disk) bytes += DiskStore::padded(bucket.sharded_count * element_bytes);
+    };
+    add(strategy_.values_tier(), size(dtype));
+    if (strategy_.parameters_tier != strategy_.values_tier() || strategy_.compute_dtype != at::kFloat) {
+      add(strategy_.parameters_tier, own(strategy_.compute_dtype));
+    }
+    if (!bucket.is_trained) continue;
+    add(strategy_.gradients_tier, own(strategy_.gradient_dtype));
+    add(strategy_.optimizer_tier, 2 * size(dtype));
+  }
+  return bytes;
+}
+
+void Engine::make_tiers(at::ScalarType dtype, at::Device device) {
+  if (!strategy_.is_offloaded()) return;
+  static std::atomic<int> next{0};  // ranks may be threads of one process
+  strategy_.tiers = std::make_shared<Tiers>(Tiers::Options{.disk_dirs = strategy_.disk_dirs,
+                                                           .owner = fmt::format("rank_{}_{}", mesh_.rank(), next++),
+                                                           .expected_disk_bytes = disk_bytes(dtype),
+                                                           .link_bytes_per_second = link_limit(),
+                                                           .is_meta = device.is_meta(),
+                                                           .protects_host = protects_host()});
 }
 
 void Engine::take_values(const Slot& slot) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
-  at::Tensor piece = state_.layout.view(state_.values, parameter);
+  // A copy where values rest on disk.
+  const bool is_copy = state_.values.is_on_disk();
+  at::Tensor piece = is_copy ? at::empty(slot.sharded_shape, state_.values.options())
+                             : state_.layout.view(state_.values, parameter);
+  const auto finish = [&] {
+    if (is_copy) state_.values.write(slot.sharded_offset, piece);
+  };
   if (!parameter.sharded().defined()) {
     const Box box = local_box(parameter.global_shape(), layouts.sharded, mesh_, parameter.name());
     if (options_.initialise && !piece.is_meta() && piece.numel() > 0) {
       initialise(piece, parameter, box, options_.seed);
+      finish();
     }
     return;
   }
@@ -185,7 +245,7 @@ void Engine::take_values(const Slot& slot) {
   const Layout before = on_listed_axes(parameter.sharded_layout(), mesh_);
   if (before == layouts.sharded) {
     piece.copy_(rest);
-    return;
+    return finish();
   }
   std::vector<std::string> axes = debt_axes(layouts, mesh_);
   std::erase_if(axes, [&](const std::string& axis) {
@@ -193,6 +253,7 @@ void Engine::take_values(const Slot& slot) {
   });  // left by an earlier engine
   share(rest, axes, mesh_, parameter.name());
   piece.copy_(redistribute(rest, before, layouts.sharded, mesh_, parameter.name()));
+  finish();
 }
 
 /// Sharded parameters that are I on data axes, and buffers, take the values of coordinate 0.
@@ -202,8 +263,10 @@ void Engine::share_values() {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot].parameter;
     const std::vector<std::string> axes = debt_axes(layouts_of(strategy_, parameter), mesh_);
     all.insert(axes.begin(), axes.end());
-    if (!parameter.sharded().defined() || !bucket.is_in_place()) continue;
-    share(state_.values.narrow(bucket.sharded_offset, bucket.sharded_count), axes, mesh_, "parameters");
+    if (!parameter.sharded().defined() || !bucket.fill.empty()) continue;
+    const at::Tensor values = state_.values.read(bucket.sharded_offset, bucket.sharded_count);
+    share(values, axes, mesh_, "parameters");
+    if (state_.values.is_on_disk()) state_.values.write(bucket.sharded_offset, values);
   }
   for (const auto& [name, buffer] : model_.buffers()) share(buffer, {all.begin(), all.end()}, mesh_, name);
 }

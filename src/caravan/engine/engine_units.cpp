@@ -123,7 +123,7 @@ void Engine::gather_for(int unit) {
 
 void Engine::free_all() {
   for (int group = 0; group < static_cast<int>(state_.layout.units().groups.size()); ++group) {
-    if (unsharded_->is_gathered(group) && unsharded_->is_there(group)) unsharded_->free(group);
+    if (unsharded_->is_gathered(group) && unsharded_->is_held(group)) unsharded_->free(group);
   }
 }
 

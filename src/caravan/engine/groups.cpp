@@ -115,7 +115,8 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     groups.units.units.push_back({.name = unit.module->name(),
                                   .stage = unit.stage,
                                   .is_recomputed = unit.is_recomputed,
-                                  .parent = innermost.parents[u]});
+                                  .parent = innermost.parents[u],
+                                  .moves_activations = unit.moves_activations});
     groups.units.groups.push_back({.name = unit.module->name()});
     group_of[{static_cast<int>(u)}] = static_cast<int>(u);
   }
@@ -142,7 +143,12 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
       if (!parameters.empty()) groups.units.units[static_cast<size_t>(unit)].groups.push_back(group);
     }
     about.is_joint = coords.size() > 1;
-    about.is_gathered = about.is_gathered || about.is_joint;  // also on ranks that hold none of these stages
+    about.is_fetched = strategy.parameters_tier != Tier::device && !parameters.empty();
+    // Also on ranks that hold none of these stages.
+    about.is_gathered = about.is_gathered || about.is_joint || about.is_fetched;
+    about.moves_gradients =
+        about.is_trained && strategy.gradients_tier != Tier::device && !strategy.reduces_each_micro_batch;
+    about.steps_early = about.is_trained && strategy.steps_early;
   }
   bool is_reached = false;  // backward reaches the first trained unit
   for (Units::Unit& unit : groups.units.units) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "caravan/engine/bucket_bytes.h"
 #include "caravan/engine/gradients/comm_hook.h"
+#include "caravan/memory/tiers.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/plan/plan.h"
 #include "caravan/schedule/schedule.h"
@@ -50,6 +52,7 @@ struct Strategy {
     Module* module = nullptr;
     int stage = 0;
     bool is_recomputed = false;
+    bool moves_activations = false;  ///< they are in activations_tier between its forward and its backward
   };
   std::vector<Unit> units;
 
@@ -91,6 +94,26 @@ struct Strategy {
   int64_t bucket_bytes = kBucketBytes;
   /// The same for the first collective of a step, if this is less, so that it starts early.
   int64_t first_bucket_bytes = kFirstBucketBytes;
+
+  /// Where sharded parameters and moments of the optimizer, what the unsharded parameters are filled from, reduced
+  /// gradients, and saved activations rest (techniques/offload/offload.h). With an optimizer on host or disk the host
+  /// steps it.
+  Tier optimizer_tier = Tier::device;
+  Tier parameters_tier = Tier::device;
+  Tier gradients_tier = Tier::device;
+  Tier activations_tier = Tier::device;
+  std::vector<std::filesystem::path> disk_dirs{};
+  int fetch_ahead = 1;  ///< number of events by which a fetch precedes what needs it
+  /// The memory of host and disk, made by the Engine; null: everything rests on the device.
+  std::shared_ptr<Tiers> tiers{};
+  /// A group steps as soon as its gradients are complete: for runs in which nothing later changes them.
+  bool steps_early = false;
+  bool is_offloaded() const noexcept {
+    return optimizer_tier != Tier::device || parameters_tier != Tier::device || gradients_tier != Tier::device ||
+           activations_tier != Tier::device;
+  }
+  /// Where the sharded parameters rest: with the optimizer if it is away.
+  Tier values_tier() const noexcept { return optimizer_tier == Tier::device ? parameters_tier : optimizer_tier; }
 
   /// The pipeline axis, and the coordinate that holds each stage. "": none.
   std::string pipeline_axis{};

@@ -16,11 +16,17 @@ class ModelState final : public StateOwner {
   explicit ModelState(Engine& engine) : engine_(engine) {}
 
   void walk(const Visit& visit) override {
+    const FlatState& state = engine_.state();
     for (Parameter* parameter : engine_.model().parameters()) {
-      visit({.kind = StatePiece::Kind::parameter,
-             .name = parameter->name(),
-             .tensor = parameter->sharded().detach(),
-             .parameter = parameter});
+      StatePiece piece{.kind = StatePiece::Kind::parameter,
+                       .name = parameter->name(),
+                       .tensor = parameter->sharded().detach(),
+                       .parameter = parameter};
+      if (state.values.is_on_disk()) {
+        set_tensor(piece, state.values, state.layout.slot(*parameter));
+        piece.loaded = [&state] { ++state.num_writes; };
+      }
+      visit(std::move(piece));
     }
     for (const auto& [name, buffer] : engine_.model().buffers()) {
       visit({.kind = StatePiece::Kind::buffer,
@@ -101,6 +107,18 @@ bool is_training_state(const std::string& name) {
          name == kLossScaleTensor;
 }
 
+void set_tensor(StatePiece& piece, const FlatMemory& flat, const Slot& slot) {
+  if (!flat.is_on_disk()) {
+    piece.tensor = flat.narrow(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape);
+    return;
+  }
+  piece.tensor = without_memory(slot.sharded_shape, flat.options());
+  piece.read = [&flat, &slot] {
+    return flat.read(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape);
+  };
+  piece.write = [&flat, &slot](const at::Tensor& from) { flat.write(slot.sharded_offset, from); };
+}
+
 void TrainingState::add(std::unique_ptr<StateOwner> owner) {
   add(*owner);
   own_.push_back(std::move(owner));
@@ -119,7 +137,11 @@ std::map<StatePiece::Kind, int64_t> TrainingState::bytes() const {
   std::map<StatePiece::Kind, int64_t> bytes;
   walk([&](const StatePiece& piece) {
     const c10::StorageImpl* storage = piece.tensor.storage().unsafeGetStorageImpl();
-    if (counted.insert(storage).second) bytes[piece.kind] += static_cast<int64_t>(storage->nbytes());
+    if (piece.read) {
+      bytes[piece.kind] += static_cast<int64_t>(piece.tensor.nbytes());
+    } else if (counted.insert(storage).second) {
+      bytes[piece.kind] += static_cast<int64_t>(storage->nbytes());
+    }
   });
   return bytes;
 }

@@ -14,6 +14,8 @@
 namespace caravan {
 
 class Engine;
+class FlatMemory;
+struct Slot;
 
 /// Prefixes of the names of checkpoint tensors other than parameters: training state, which inference does not need.
 inline constexpr const char* kOptimizerTensors = "optimizer.";
@@ -51,14 +53,20 @@ struct StatePiece {
 
   Kind kind;
   std::string name;  ///< in checkpoints: the name of a parameter or buffer, else one of those above
-  at::Tensor tensor;
+  at::Tensor tensor;  ///< without memory if it rests on disk: `read` and `write` move it
   const Parameter* parameter = nullptr;
   Spread spread = Spread::like_parameter;
   std::string axis{};
   Combine combine = Combine::sum;
   /// A load calls it after it has written `tensor`, if that is a copy of what the owner keeps.
   std::function<void()> loaded{};
+  /// Of a piece on disk: its values in a new tensor; replaces them by such a tensor.
+  std::function<at::Tensor()> read{};
+  std::function<void(const at::Tensor&)> write{};
 };
+
+/// Makes `piece` that of a parameter in a flat buffer, wherever this rests.
+void set_tensor(StatePiece& piece, const FlatMemory& flat, const Slot& slot);
 
 /// An owner of tensors that are kept across steps: a model, an optimizer, a hook, or a stepper, for example outer
 /// momentum and anchors of local steps. To give each replica its own optimizer, an owner walks another and changes the

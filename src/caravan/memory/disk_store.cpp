@@ -29,7 +29,9 @@ DiskStore::~DiskStore() = default;
 
 DiskStore::Block DiskStore::make(int64_t bytes) {
   files_->held += bytes;
-  return {files_->end.fetch_add((bytes + kPage - 1) / kPage * kPage), bytes};
+  const Block block{files_->end.fetch_add((bytes + kPage - 1) / kPage * kPage), bytes};
+  if (::ftruncate(files_->file.get(), files_->end) != 0) throw ResourceError({.op = "disk", .fact = "grow"});
+  return block;
 }
 void DiskStore::release(const Block& block) { files_->held -= block.bytes; }
 

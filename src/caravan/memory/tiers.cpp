@@ -223,9 +223,41 @@ Event Tiers::run(CopyStream& stream, std::string_view row, const std::string& wh
   });
 }
 
+void Tiers::hold(Event event, const at::Tensor& tensor) {
+  finish_stores();
+  held_event_ = std::move(event);
+  held_ = tensor;
+}
+
+void Tiers::finish_stores() {
+  if (held_.defined()) {
+    const TraceSpan span(TraceLog::kWait, "store");
+    std::exchange(held_event_, {}).wait();
+  }
+  held_ = at::Tensor();
+}
+
 void Tiers::check() {
   const std::lock_guard lock(failure_->mutex);
   if (failure_->error != nullptr) std::rethrow_exception(failure_->error);
+}
+
+Event Tiers::copy_in(const at::Tensor& to_device, const at::Tensor& from_host) {
+  const auto bytes = static_cast<int64_t>(to_device.nbytes());
+  traffic_.from_host += bytes;
+  if (options_.is_meta) return {};
+  return run(*in_, "from host", "copy", bytes, [this, to = to_device.data_ptr(), from = from_host.const_data_ptr(), bytes] {
+    in_->copy_now(to, from, static_cast<size_t>(bytes));
+  });
+}
+
+Event Tiers::copy_out(const at::Tensor& to_host, const at::Tensor& from_device) {
+  const auto bytes = static_cast<int64_t>(to_host.nbytes());
+  traffic_.to_host += bytes;
+  if (options_.is_meta) return {};
+  return run(*out_, "to host", "copy", bytes, [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
+    out_->copy_now(to, from, static_cast<size_t>(bytes));
+  });
 }
 
 HostAccess::HostAccess(Tiers& tiers) : pages_(tiers.pages_) { pages_->enter(); }
@@ -268,18 +300,24 @@ void TierBlock::end() noexcept {
 Event TierBlock::store(const at::Tensor& from, const std::string& what) {
   tiers_->traffic_.to_host += bytes_;
   if (tier_ == Tier::disk) tiers_->traffic_.to_disk += bytes_;
-  if (tiers_->is_meta()) return {};
+  if (tiers_->is_meta()) {
+    tiers_->hold({}, from);
+    return {};
+  }
   CopyStream& stream = tiers_->out();
   const Event read = loaded_;
+  tiers_->finish_stores();
   if (tier_ == Tier::host) {
-    stored_ = tiers_->run(stream, "to host", what, bytes_, [&stream, from, to = memory_, read] {
+    stored_ = tiers_->run(stream, "to host", what, bytes_, [&stream, from = at::Tensor(from), to = memory_, read]() mutable {
       read.wait();
       stream.copy_now(to.data_ptr(), from.const_data_ptr(), from.nbytes());
+      from = at::Tensor();  // before the event is complete
     });
+    tiers_->hold(stored_, from);
     return stored_;
   }
   stored_ = tiers_->run(stream, "to disk", what, bytes_,
-                        [&stream, from, read, slots = tiers_->slots_out_, &disk = tiers_->disk(), block = disk_] {
+                        [&stream, from = at::Tensor(from), read, slots = tiers_->slots_out_, &disk = tiers_->disk(), block = disk_]() mutable {
                           read.wait();
                           const auto* bytes = static_cast<const std::byte*>(from.const_data_ptr());
                           std::array<Event, Tiers::Slots::kNum> writes;
@@ -290,8 +328,49 @@ Event TierBlock::store(const at::Tensor& from, const std::string& what) {
                             stream.copy_now(slots->at(i), bytes + at, static_cast<size_t>(part));
                             writes[i] = disk.write(block, at, slots->at(i), part);
                           }
+                          from = at::Tensor();  // before the event is complete
                           for (const Event& write : writes) write.wait();
                         });
+  tiers_->hold(stored_, from);
+  return stored_;
+}
+
+Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, const std::string& what) {
+  const int64_t from_bytes = static_cast<int64_t>(from.nbytes());
+  tiers_->traffic_.to_host += from_bytes;
+  tiers_->reserve_slots(std::max(bytes_, from_bytes));
+  if (tier_ == Tier::disk) tiers_->count(bytes_, bytes_);
+  if (tiers_->is_meta()) {
+    tiers_->hold({}, from);
+    return {};
+  }
+  CopyStream& stream = tiers_->out();
+  tiers_->finish_stores();
+  DiskStore* disk = tier_ == Tier::disk ? &tiers_->disk() : nullptr;
+  stored_ = tiers_->run(stream, disk == nullptr ? "to host" : "to disk", what, from_bytes,
+                        [&stream, from = at::Tensor(from), element_bytes, add = std::move(add), read = loaded_, to = memory_,
+                         slots = tiers_->slots_out_, disk, block = disk_]() mutable {
+                          read.wait();
+                          const auto* theirs = static_cast<const std::byte*>(from.const_data_ptr());
+                          const int64_t size = from.element_size();
+                          // Parts of blocks on disk begin at pages.
+                          const int64_t most =
+                              slots->bytes / std::max(size, element_bytes) / DiskStore::kPage * DiskStore::kPage;
+                          const int64_t step = most > 0 ? most : from.numel();
+                          for (int64_t at = 0; at < from.numel(); at += step) {
+                            const int64_t count = std::min(step, from.numel() - at);
+                            stream.copy_now(slots->at(0), theirs + at * size, static_cast<size_t>(count * size));
+                            if (disk == nullptr) {
+                              add(static_cast<std::byte*>(to.data_ptr()) + at * element_bytes, slots->at(0), count);
+                              continue;
+                            }
+                            disk->read(block, at * element_bytes, slots->at(1), count * element_bytes).wait();
+                            add(slots->at(1), slots->at(0), count);
+                            disk->write(block, at * element_bytes, slots->at(1), count * element_bytes).wait();
+                          }
+                          from = at::Tensor();  // before the event is complete
+                        });
+  tiers_->hold(stored_, from);
   return stored_;
 }
 
@@ -302,14 +381,15 @@ Event TierBlock::load(const at::Tensor& to, const std::string& what) {
   CopyStream& stream = tiers_->in();
   const Event written = stored_;
   if (tier_ == Tier::host) {
-    loaded_ = tiers_->run(stream, "from host", what, bytes_, [&stream, to, from = memory_, written] {
+    loaded_ = tiers_->run(stream, "from host", what, bytes_, [&stream, to = at::Tensor(to), from = memory_, written]() mutable {
       written.wait();
       stream.copy_now(to.data_ptr(), from.const_data_ptr(), to.nbytes());
+      to = at::Tensor();  // before the event is complete
     });
     return loaded_;
   }
   loaded_ = tiers_->run(stream, "from disk", what, bytes_,
-                        [&stream, to, written, slots = tiers_->slots_in_, &disk = tiers_->disk(), block = disk_] {
+                        [&stream, to = at::Tensor(to), written, slots = tiers_->slots_in_, &disk = tiers_->disk(), block = disk_]() mutable {
                           written.wait();
                           auto* bytes = static_cast<std::byte*>(to.data_ptr());
                           const auto start = [&](int64_t at, size_t i) {
@@ -323,6 +403,7 @@ Event TierBlock::load(const at::Tensor& to, const std::string& what) {
                             stream.copy_now(bytes + at, slots->at(i),
                                             static_cast<size_t>(std::min(slots->bytes, block.bytes - at)));
                           }
+                          to = at::Tensor();  // before the event is complete
                         });
   return loaded_;
 }

@@ -35,6 +35,10 @@ class TierBlock {
   /// Copies `from`, a contiguous device tensor of bytes(), to this block, which keeps it alive meanwhile. `what` names
   /// it in traces.
   Event store(const at::Tensor& from, const std::string& what);
+  /// Calls add(ours, theirs, count) for parts of `count` elements: adds `from`, a contiguous device tensor with as many
+  /// elements of `element_bytes` here, to the contents, where these are.
+  using Add = std::function<void(void* ours, const void* theirs, int64_t count)>;
+  Event add(const at::Tensor& from, int64_t element_bytes, Add add, const std::string& what);
   /// Copies the contents to `to`, a contiguous device tensor of bytes(), after every earlier store.
   Event load(const at::Tensor& to, const std::string& what);
 
@@ -91,12 +95,20 @@ class Tiers {
   /// A flat zeroed tensor in host memory, in pages of its own, charged in the same way.
   at::Tensor host_tensor(int64_t count, at::ScalarType type);
 
+  /// Copies between a device tensor and a tensor in host memory of as many bytes; both stay alive until the event is
+  /// complete.
+  Event copy_in(const at::Tensor& to_device, const at::Tensor& from_host);
+  Event copy_out(const at::Tensor& to_host, const at::Tensor& from_device);
+
   CopyStream& in() noexcept { return *in_; }    ///< to the device
   CopyStream& out() noexcept { return *out_; }  ///< from the device
   Accelerator& device() noexcept { return *device_; }
   DiskStore& disk();
   bool is_meta() const noexcept { return options_.is_meta; }
 
+  /// Of the stores of device tensors, one at most is in flight when the next begins: so that what the device holds does
+  /// not depend on the speed of the link. TierBlock::store waits for the one before; this waits for the last.
+  void finish_stores();
   /// Throws the error of a copy that nobody has waited for. Call it at the end of a step.
   void check();
   TierTraffic traffic() const noexcept { return traffic_; }
@@ -110,6 +122,7 @@ class Tiers {
   struct Pages;
   struct Slots;
   void reserve_slots(int64_t block_bytes);
+  void hold(Event event, const at::Tensor& tensor);
   Event run(CopyStream& stream, std::string_view row, const std::string& what, int64_t bytes,
             std::function<void()> job);
 
@@ -121,6 +134,8 @@ class Tiers {
   std::shared_ptr<Slots> slots_in_, slots_out_;
   struct Failure;
   std::shared_ptr<Failure> failure_;
+  Event held_event_{};
+  at::Tensor held_{};  ///< what is being stored; without memory too, so that rehearsals count it
   std::unique_ptr<CopyStream> in_, out_;  ///< last: their jobs use the others
 };
 

@@ -55,21 +55,29 @@ bool counts_here(const Layout& rest, const Mesh& mesh, std::string_view apart) {
 
 }  // namespace
 
-double grad_norm(const FlatState& state, const Mesh& mesh) { return grad_norm(state, mesh, "", mesh.world()); }
+void GradNorm::add(const Slot& slot, const at::Tensor& gradient) {
+  const Parameter& parameter = *slot.parameter;
+  if (parameter.requires_grad() && counts_here(parameter.sharded_layout(), mesh_, apart_)) add_squares(sum_, gradient);
+}
 
-double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apart, Communicator& comm) {
-  ExactSum sum;
-  for (const Slot& slot : state.layout.slots()) {
-    const Parameter& parameter = *slot.parameter;
-    if (!parameter.requires_grad() || !counts_here(parameter.sharded_layout(), mesh, apart)) continue;
-    add_squares(sum, state.layout.view(state.gradients, parameter));
-  }
+double GradNorm::finish(Communicator& comm) {
   if (comm.size() > 1) {
-    auto& words = sum.words();
+    auto& words = sum_.words();
     const Buffer all{words.data(), static_cast<int64_t>(words.size()), Dtype::int64};
     comm.all_reduce(all, all, ReduceOp::sum, "gradient norm");
   }
-  return std::sqrt(sum.value());
+  return std::sqrt(sum_.value());
+}
+
+double grad_norm(const FlatState& state, const Mesh& mesh) { return grad_norm(state, mesh, "", mesh.world()); }
+
+double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apart, Communicator& comm) {
+  GradNorm norm(mesh, apart);
+  for (const Slot& slot : state.layout.slots()) {
+    if (!slot.parameter->requires_grad()) continue;
+    norm.add(slot, state.gradients.read(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape));
+  }
+  return norm.finish(comm);
 }
 
 double sum_of_squares(const at::Tensor& flat) {

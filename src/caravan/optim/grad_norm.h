@@ -1,11 +1,28 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "caravan/engine/flat/flat.h"
 #include "caravan/mesh/mesh.h"
+#include "caravan/optim/exact_sum.h"
 
 namespace caravan {
+
+/// Adds up a norm parameter by parameter, in any order: for gradients that are not on the device all at once.
+class GradNorm {
+ public:
+  /// `mesh` outlives this. `apart`: see grad_norm.
+  explicit GradNorm(const Mesh& mesh, std::string_view apart = "") : mesh_(mesh), apart_(apart) {}
+  void add(const Slot& slot, const at::Tensor& gradient);
+  /// All-reduces 560 bytes over `comm`.
+  double finish(Communicator& comm);
+
+ private:
+  const Mesh& mesh_;
+  std::string apart_;
+  ExactSum sum_;
+};
 
 /// The 2-norm of the gradient of the whole model, from placements alone: square locally, S -> P and I -> P (coordinate
 /// 0 counts), then all-reduce one number over the world. Squares add up in each row of a parameter (an index of dim 0),

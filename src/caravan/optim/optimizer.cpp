@@ -10,6 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
 #include "caravan/optim/kernels.h"
 
@@ -23,36 +24,56 @@ void check_range(const char* key, double value, double low, double high, bool hi
                     fmt::format("choose a value from {} to {}", low, high)});
 }
 
-/// Calls f(range) for each range of `part` that is treated alike.
-template <class Part, class F>
-void for_each_range(const FlatState& state, const Part& part, const F& f) {
-  for (const FlatLayout::Range& range : state.layout.ranges()) {
-    if (part.covers(range)) f(range);
-  }
-}
-
 at::Tensor cut(const FlatMemory& flat, const FlatLayout::Range& range) {
   return flat.narrow(range.offset, range.count);
 }
 
-at::Tensor cut(const at::Tensor& flat, const FlatLayout::Range& range) {
-  return flat.narrow(0, range.offset, range.count);
-}
-
-at::Tensor zeros_for(const FlatState& state) {
-  const MemoryKindScope kind(MemoryKind::optimizer);
-  return at::zeros({state.layout.trained_count()}, state.values.options());
+bool is_inside(const FlatLayout::Range& range, const Bucket& bucket) {
+  return range.offset >= bucket.sharded_offset &&
+         range.offset + range.count <= bucket.sharded_offset + bucket.sharded_count;
 }
 
 }  // namespace
+
+Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names) : state_(state) {
+  state.is_versioned = true;
+  for (const std::string& name : names) moments_.emplace_back(name, state.zeros_like_trained());
+}
+
+bool Optimizer::is_away() const {
+  if (state_.tiers == nullptr) return false;
+  return state_.values.tier() != Tier::device || state_.gradients.tier() != Tier::device ||
+         state_.copies.tier() != Tier::device || state_.optimizer_tier != Tier::device;
+}
+
+bool Optimizer::step_range(const FlatLayout::Range& range, int64_t number, double lr, double gradient_scale) {
+  Part part{.values = cut(state_.values, range),
+            .gradients = cut(state_.gradients, range),
+            .moments = {},
+            .copies = state_.copies.has(range.offset) ? cut(state_.copies, range) : at::Tensor(),
+            .decays = range.decays,
+            .number = number};
+  for (const auto& [name, flat] : moments_) part.moments.push_back(cut(flat, range));
+  return update(part, lr, gradient_scale) || !part.copies.defined();
+}
 
 void Optimizer::step(double lr, double gradient_scale) {
   const TraceSpan span(TraceLog::kCompute, "optimizer");
   const at::NoGradGuard no_grad;
   ++num_steps_;
-  const Part all{.count = state_.layout.trained_count(), .number = num_steps_};
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  const bool has_copied = update(all, lr, gradient_scale);
+  bool has_copied = true;
+  if (is_away()) {
+    std::vector<const Bucket*> buckets;
+    for (const Bucket& bucket : state_.layout.buckets()) {
+      if (bucket.is_trained && bucket.sharded_count > 0) buckets.push_back(&bucket);
+    }
+    sweep(buckets, {}, lr, gradient_scale);
+  } else {
+    for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      has_copied &= step_range(range, num_steps_, lr, gradient_scale);
+    }
+  }
   state_.bump_version();
   if (has_copied) state_.copied_versions.trained = state_.version();
   if (keeps_frozen) state_.copied_versions.frozen = state_.version();
@@ -60,13 +81,60 @@ void Optimizer::step(double lr, double gradient_scale) {
 
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
-  if (!bucket.is_apart()) {
+  if (!bucket.is_apart() || is_away()) {
     throw InternalError({"optimizer", "step", "a bucket between others cannot be updated separately", "", ""});
   }
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  update({.offset = bucket.sharded_offset, .count = bucket.sharded_count, .number = number}, lr, gradient_scale);
+  for (const FlatLayout::Range& range : state_.layout.ranges()) {
+    if (is_inside(range, bucket)) step_range(range, number, lr, gradient_scale);
+  }
   state_.bump_version();
   if (keeps_frozen) state_.copied_versions.frozen = state_.version();
+}
+
+void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
+  const TraceSpan span(TraceLog::kCompute, "optimizer",
+                       state_.layout.units().groups[static_cast<size_t>(group)].name);
+  const at::NoGradGuard no_grad;
+  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
+  std::vector<const Bucket*> buckets;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group == group && bucket.is_trained && bucket.sharded_count > 0) buckets.push_back(&bucket);
+  }
+  sweep(buckets, gradient_of, lr, 1);
+  state_.bump_version();
+  state_.copied_versions.trained = state_.version();
+  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
+}
+
+void Optimizer::sweep(std::span<const Bucket* const> buckets, const Gradient& gradient_of, double lr,
+                      double gradient_scale) {
+  const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
+  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place);
+  count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
+  std::vector<TierSweep::Source> sources{
+      {.flat = &state_.values, .is_written = true},
+      {.flat = &state_.gradients, .on_device = gradient_of},
+      {.flat = &state_.copies, .is_read = false, .is_written = true}};
+  for (const auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
+  sweep_->run(buckets, sources, [&](const TierSweep::Part& swept) {
+    const int64_t begin = swept.bucket.sharded_offset + swept.begin, end = begin + swept.count;
+    for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      const int64_t first = std::max(begin, range.offset), last = std::min(end, range.offset + range.count);
+      if (first >= last) continue;
+      const auto of = [&](const at::Tensor& whole) {
+        return whole.defined() ? whole.narrow(0, first - begin, last - first) : whole;
+      };
+      Part part{.values = of(swept.tensors[0]),
+                .gradients = of(swept.tensors[1]),
+                .moments = {},
+                .copies = of(swept.tensors[2]),
+                .decays = range.decays,
+                .number = num_steps_};
+      for (size_t i = 3; i < swept.tensors.size(); ++i) part.moments.push_back(of(swept.tensors[i]));
+      if (!update(part, lr, gradient_scale) && part.copies.defined()) part.copies.copy_(part.values);
+    }
+  });
 }
 
 void Optimizer::walk(const Visit& visit) {
@@ -75,44 +143,45 @@ void Optimizer::walk(const Visit& visit) {
   for (const auto& [name, flat] : state()) {
     for (const Slot& slot : state_.layout.slots()) {
       if (!slot.parameter->requires_grad()) continue;
-      visit({.kind = StatePiece::Kind::moment,
-             .name = kOptimizerTensors + name + "." + slot.parameter->name(),
-             .tensor = state_.layout.view(flat, *slot.parameter),
-             .parameter = slot.parameter,
-             .spread = spread,
-             .axis = state_.apart_axis,
-             .combine = StatePiece::Combine::mean});
+      StatePiece piece{.kind = StatePiece::Kind::moment,
+                       .name = kOptimizerTensors + name + "." + slot.parameter->name(),
+                       .tensor = {},
+                       .parameter = slot.parameter,
+                       .spread = spread,
+                       .axis = state_.apart_axis,
+                       .combine = StatePiece::Combine::mean};
+      set_tensor(piece, flat, slot);
+      visit(std::move(piece));
     }
   }
 }
 
-AdamW::AdamW(FlatState& state, const AdamWOptions& options) : Optimizer(state), options_(options) {
+AdamW::AdamW(FlatState& state, const AdamWOptions& options)
+    : Optimizer(state, {"exp_avg", "exp_avg_sq"}), options_(options) {
   check_range("beta1", options.beta1, 0, 1, false);
   check_range("beta2", options.beta2, 0, 1, false);
   check_range("epsilon", options.epsilon, 0, 1, true);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  exp_avg_ = zeros_for(state);
-  exp_avg_sq_ = zeros_for(state);
 }
 
-void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
-                const AdamWPart& part) {
-  if (part.values.is_meta()) return;
-  const auto t = static_cast<double>(step);
+bool AdamW::update(const Part& part, double lr, double gradient_scale) {
+  const bool writes = part.copies.defined() && part.copies.scalar_type() == at::kBFloat16;
+  if (part.values.is_meta()) return writes;
+  const auto t = static_cast<double>(part.number);
   const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
-                                   .decay = decays ? 1 - lr * options.weight_decay : 1,
-                                   .beta1 = options.beta1,
-                                   .beta2 = options.beta2,
-                                   .epsilon = options.epsilon,
-                                   .step_size = lr / (1 - std::pow(options.beta1, t)),
-                                   .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
+                                   .decay = part.decays ? 1 - lr * options_.weight_decay : 1,
+                                   .beta1 = options_.beta1,
+                                   .beta2 = options_.beta2,
+                                   .epsilon = options_.epsilon,
+                                   .step_size = lr / (1 - std::pow(options_.beta1, t)),
+                                   .root_correction = std::sqrt(1 - std::pow(options_.beta2, t))};
   const auto sweep = [&]<class T, class G>(T, G) {
     const auto data = [](const at::Tensor& flat) { return static_cast<T*>(flat.data_ptr()); };
     const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
-    auto* copies = part.copies.defined() ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
+    auto* copies = writes ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
     at::parallel_for(0, part.values.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
-      kernels::adamw(data(part.values) + begin, gradients + begin, data(part.exp_avg) + begin,
-                     data(part.exp_avg_sq) + begin, copies == nullptr ? nullptr : copies + begin, end - begin, numbers);
+      kernels::adamw(data(part.values) + begin, gradients + begin, data(part.moments[0]) + begin,
+                     data(part.moments[1]) + begin, copies == nullptr ? nullptr : copies + begin, end - begin, numbers);
     });
   };
   if (part.values.scalar_type() == at::kDouble) {
@@ -122,46 +191,29 @@ void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gra
   } else {
     sweep(float{}, float{});
   }
-}
-
-bool AdamW::update(const Part& part, double lr, double gradient_scale) {
-  const bool writes = state_.copies.defined() && state_.copies.scalar_type() == at::kBFloat16;
-  for_each_range(state_, part, [&](const FlatLayout::Range& range) {
-    adamw_step(options_, part.number, lr, gradient_scale, range.decays,
-               {cut(state_.values, range), cut(state_.gradients, range), cut(exp_avg_, range), cut(exp_avg_sq_, range),
-                writes && state_.copies.has(range.offset) ? cut(state_.copies, range) : at::Tensor()});
-  });
   return writes;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> AdamW::state() const {
-  return {{"exp_avg", exp_avg_}, {"exp_avg_sq", exp_avg_sq_}};
-}
-
-Sgd::Sgd(FlatState& state, const SgdOptions& options) : Optimizer(state), options_(options) {
+Sgd::Sgd(FlatState& state, const SgdOptions& options)
+    : Optimizer(state, options.momentum > 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}),
+      options_(options) {
   check_range("momentum", options.momentum, 0, 1, false);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
-  if (options.momentum > 0) momentum_ = zeros_for(state);
 }
 
 bool Sgd::update(const Part& part, double lr, double gradient_scale) {
   constexpr int64_t kElements = int64_t{1} << 18;  // at a time, which stay in a cache
-  for_each_range(state_, part, [&](const FlatLayout::Range& range) {
-    for (int64_t first = 0; first < range.count; first += kElements) {
-      const FlatLayout::Range piece{range.offset + first, std::min(kElements, range.count - first), range.decays};
-      const at::Tensor values = cut(state_.values, piece);
-      at::Tensor direction = cut(state_.gradients, piece).to(values.scalar_type()) * gradient_scale;
-      if (options_.weight_decay > 0 && range.decays) direction.add_(values, options_.weight_decay);
-      if (momentum_.defined()) direction = cut(momentum_, piece).mul_(options_.momentum).add_(direction);
-      values.add_(direction, -lr);
-    }
-  });
+  for (int64_t first = 0; first < part.values.numel(); first += kElements) {
+    const auto of = [&](const at::Tensor& whole) {
+      return whole.narrow(0, first, std::min(kElements, whole.numel() - first));
+    };
+    const at::Tensor values = of(part.values);
+    at::Tensor direction = of(part.gradients).to(values.scalar_type()) * gradient_scale;
+    if (options_.weight_decay > 0 && part.decays) direction.add_(values, options_.weight_decay);
+    if (!part.moments.empty()) direction = of(part.moments[0]).mul_(options_.momentum).add_(direction);
+    values.add_(direction, -lr);
+  }
   return false;
-}
-
-std::vector<std::pair<std::string, at::Tensor>> Sgd::state() const {
-  if (!momentum_.defined()) return {};
-  return {{"momentum", momentum_}};
 }
 
 }  // namespace caravan

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,13 +11,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/flat/flat.h"
+#include "caravan/engine/flat/tier_sweep.h"
 #include "caravan/engine/training_state.h"
 
 namespace caravan {
 
 /// Updates flat values from flat gradients. Local: sharded parameters and their gradients have the same layout, so
 /// every rank updates what it holds and sends nothing. The state is flat like the values, in fp32 or the values' dtype
-/// if that is wider.
+/// if that is wider. State that rests on host or disk is swept there by the host (engine/flat/tier_sweep.h); if only
+/// values or gradients are away, they are fetched bucket by bucket.
 class Optimizer : public StateOwner {
  public:
   /// One step with learning rate `lr` and the gradients times `gradient_scale` (for clipping). Reads the gradients and
@@ -26,29 +31,43 @@ class Optimizer : public StateOwner {
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
-  /// The flat state tensors, readable and writable, under their names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq",
-  /// ..}; {"momentum", ..}.
-  virtual std::vector<std::pair<std::string, at::Tensor>> state() const = 0;
+  /// The flat state under its names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
+  const std::vector<std::pair<std::string, FlatMemory>>& state() const noexcept { return moments_; }
   /// Visits the pieces of state() of each trained parameter. num_steps() is not among them.
   void walk(const Visit& visit) override;
 
+  /// With Strategy::steps_early: begins a step of groups, which counts once, and steps the buckets of one, whose
+  /// gradients are on the device.
+  void begin_groups() { ++num_steps_; }
+  using Gradient = std::function<at::Tensor(const Bucket&)>;
+  void step_group(int group, const Gradient& gradient_of, double lr);
+
  protected:
-  /// `state` must outlive the optimizer. torch's version counters see its updates.
-  explicit Optimizer(FlatState& state) : state_(state) { state.is_versioned = true; }
-  /// The elements of the flat state that one update covers. No range of the layout lies partly inside.
+  /// `state` must outlive the optimizer. torch's version counters see its updates. `names`: of its moments, which are
+  /// zero in the first step.
+  Optimizer(FlatState& state, const std::vector<std::string>& names);
+  /// Flat tensors of equal size: a contiguous part of the state whose parameters are treated alike.
   struct Part {
-    int64_t offset = 0;
-    int64_t count = 0;
+    at::Tensor values;
+    at::Tensor gradients;  ///< of the dtype of the values, or bf16
+    std::vector<at::Tensor> moments;
+    at::Tensor copies;  ///< copies of the values in another dtype, or of the same; undefined: none
+    bool decays = true;
     int64_t number = 1;  ///< step number, from 1
-    bool covers(const FlatLayout::Range& range) const noexcept {
-      return range.offset >= offset && range.offset + range.count <= offset + count;
-    }
   };
-  /// Returns whether it has also written this part of state.copies, wherever they have memory.
+  /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies.
   virtual bool update(const Part& part, double lr, double gradient_scale) = 0;
+
+ private:
+  /// Whether some of what a step needs rests outside of the device.
+  bool is_away() const;
+  bool step_range(const FlatLayout::Range& range, int64_t number, double lr, double gradient_scale);
+  void sweep(std::span<const Bucket* const> buckets, const Gradient& gradient_of, double lr, double gradient_scale);
 
   FlatState& state_;
   int64_t num_steps_ = 0;
+  std::vector<std::pair<std::string, FlatMemory>> moments_;
+  std::unique_ptr<TierSweep> sweep_;
 };
 
 struct AdamWOptions {
@@ -58,34 +77,17 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< of parameters that decay
 };
 
-/// Flat tensors of equal size: a contiguous part of the state.
-struct AdamWPart {
-  at::Tensor values;
-  at::Tensor gradients;  ///< of the dtype of the values, or bf16
-  at::Tensor exp_avg;
-  at::Tensor exp_avg_sq;
-  at::Tensor copies{};  ///< copies of the values, bf16; undefined: none
-};
-
-/// Step number `step`, from 1, of one part in one sweep; bitwise independent of how the state is cut. For optimizers
-/// whose state is stored elsewhere.
-void adamw_step(const AdamWOptions& options, int64_t step, double lr, double gradient_scale, bool decays,
-                const AdamWPart& part);
-
 /// Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. One sweep over values,
 /// gradients and moments, which also writes the copies that layers compute with.
 class AdamW final : public Optimizer {
  public:
   /// Throws UsageError for an option outside its range.
   explicit AdamW(FlatState& state, const AdamWOptions& options = {});
-  std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
   bool update(const Part& part, double lr, double gradient_scale) override;
 
   AdamWOptions options_;
-  at::Tensor exp_avg_;
-  at::Tensor exp_avg_sq_;
 };
 
 struct SgdOptions {
@@ -98,13 +100,11 @@ class Sgd final : public Optimizer {
  public:
   /// Throws UsageError for an option outside its range.
   explicit Sgd(FlatState& state, const SgdOptions& options = {});
-  std::vector<std::pair<std::string, at::Tensor>> state() const override;
 
  private:
   bool update(const Part& part, double lr, double gradient_scale) override;
 
   SgdOptions options_;
-  at::Tensor momentum_;  ///< undefined without momentum
 };
 
 }  // namespace caravan

@@ -131,13 +131,14 @@ void CaseRun::fill(uint64_t seed) {
     const Parameter random(parameter->name(), {.shape = shape, .init = {Init::Kind::normal, kStd}});
     initialise(piece, random, box, seed);
     if (parameter->spec().init.kind == Init::Kind::ones) piece.add_(1);
-    engine_.state().layout.view(engine_.state().values, *parameter).copy_(piece);
+    engine_.state().layout.write(engine_.state().values, *parameter, piece);
   }
+  engine_.state().bump_version();
 }
 
 /// The global tensor of a parameter in a flat buffer, by the law instead of the engine.
 at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) const {
-  const at::Tensor all = whole_tensor(engine_.state().layout.view(flat, parameter), parameter.sharded_layout(),
+  const at::Tensor all = whole_tensor(engine_.state().layout.read(flat, parameter), parameter.sharded_layout(),
                                       engine_.mesh(), parameter.name());
   return all.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
 }

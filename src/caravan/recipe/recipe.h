@@ -86,6 +86,8 @@ struct Recipe {
     Setting recompute{"recompute"};
   } memory;
 
+  Setting offload{"offload"};
+
   struct Log {
     bool csv = false;          ///< metrics.csv beside train.log
     bool tensorboard = false;  ///< event files

@@ -104,6 +104,7 @@ void check_split(const Recipe& recipe) {
   const bool has_stages = recipe.pipeline.is_used();
   const Setting& recompute = recipe.memory.recompute;
   refuse(recipe, recompute.entry().check(recompute, recipe.pipeline.degree));
+  refuse(recipe, recipe.offload.entry().check(recipe.offload, 1));
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !has_stages) return;
   refuse(recipe, tensor.misfit(recipe.model));
   refuse(recipe, context.misfit(recipe.model, tensor.parts()));

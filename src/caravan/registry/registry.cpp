@@ -59,7 +59,8 @@ std::set<Trait> usual_traits() {
   return {Trait::whole_gradient,    Trait::clips_norm,      Trait::scales_loss,       Trait::rounds_gradients,
           Trait::rounds_reductions, Trait::bounded_lead,    Trait::ties_weights,      Trait::splits_layers,
           Trait::splits_stages,     Trait::runs_processes,  Trait::whole_weights,     Trait::all_reduces,
-          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ};
+          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ,
+          Trait::offloads};
 }
 
 Traits usual_traits_of(const Setting&) { return {.has = usual_traits()}; }
@@ -73,6 +74,7 @@ const std::vector<Family>& families() {
       {"context_parallel", "context_parallel", "kind", "cp", "attention over the ranks of mesh.cp", OnResume::free},
       {"pipeline", "pipeline", "schedule", "pp", "order of the passes", OnResume::listed},
       {"recompute", "memory", "recompute", "", "computed again in backward", OnResume::free},
+      {"offload", "offload", "", "", "what rests outside of the device", OnResume::free},
       {"optimizer", "optimizer", "kind", "", "the optimizer", OnResume::history},
       {"learning_rate", "optimizer", "schedule", "", "learning rate schedule", OnResume::listed},
   };

@@ -29,6 +29,7 @@ enum class Trait : uint8_t {
   rehearses,           ///< what it sends does not depend on what it receives
   many_reductions,     ///< gradients may be reduced more than once in a step
   threads_may_differ,  ///< gives the same bits on ranks with other numbers of threads
+  offloads,            ///< its state may rest outside of the device
 };
 
 /// The traits of a setting.

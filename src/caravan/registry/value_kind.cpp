@@ -30,6 +30,20 @@ ValueKind whole_number(Range range) {
   }};
 }
 
+ValueKind byte_count() {
+  return {[](const RecipeValue& given, RecipeValue& taken) -> std::string {
+    const auto* whole = std::get_if<int64_t>(&given);
+    const auto* text = std::get_if<std::string>(&given);
+    if (whole == nullptr && text == nullptr) return is_not(given, "a number of bytes such as \"1.5G\"");
+    taken = whole != nullptr ? std::to_string(*whole) : *text;
+    const std::string& kept = std::get<std::string>(taken);
+    if (kept.empty()) return "";
+    const std::optional<int64_t> bytes = parse_bytes(kept);
+    if (!bytes || *bytes == 0) return is_not(given, "a number of bytes such as \"1.5G\", above 0");
+    return "";
+  }};
+}
+
 ValueKind real_number(Range range) {
   return {[range](const RecipeValue& given, RecipeValue& taken) -> std::string {
     const auto* whole = std::get_if<int64_t>(&given);

@@ -39,6 +39,8 @@ ValueKind any_text();
 ValueKind one_of(std::vector<std::string> choices);
 /// A list of non-empty texts; a single text is a list of one.
 ValueKind list_of_texts();
+/// A number of bytes such as "1.5G", kept as a text; "": none.
+ValueKind byte_count();
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
 ValueKind whole_number_or(Range range, std::string word, int64_t value_of_word);
 

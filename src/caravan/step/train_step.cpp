@@ -41,6 +41,24 @@ TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& option
   for (const Router* router : routers_) counts_experts_ |= router->config().balances_batch();
 }
 
+void TrainStep::prepare_away() {
+  const Strategy& strategy = engine_.strategy();
+  if (strategy.gradients_tier != Tier::device) {
+    engine_.gradients().set_watch([this](const Slot& slot, const at::Tensor& gradient) { norm_->add(slot, gradient); });
+  }
+  if (!strategy.steps_early) return;
+  if (options_.clip_norm > 0 || options_.loss_scale != nullptr || strategy.gradients_tier == Tier::device) {
+    throw InternalError({"train", "step", "groups step early, but the step waits for the norm of all", "", ""});
+  }
+  engine_.set_group_step([this](int group) {
+    const auto gradient_of = [this](const Bucket& bucket) { return engine_.gradients().result(bucket); };
+    optimizer_.step_group(group, gradient_of, lr_);
+    for (const Bucket& bucket : engine_.state().layout.buckets()) {
+      if (bucket.group == group && bucket.is_trained) engine_.gradients().release(bucket);
+    }
+  });
+}
+
 StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested,
                           const Inspect& inspect) {
   if (batch.ids.size(0) % options_.num_micro_batches != 0) {
@@ -53,10 +71,20 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
     return micro_batch_of(batch, options_.num_micro_batches, index, options_.seed, step, scale());
   };
   if (counts_experts_) count_experts(source);
+  prepare_away();
+  const bool steps_early = engine_.strategy().steps_early;
+  norm_.emplace(mesh_, options_.apart);
+  lr_ = lr;
+  if (steps_early) {
+    engine_.gradients().keep_stepped(inspect != nullptr);
+    optimizer_.begin_groups();
+  }
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
   agree(local_loss / result.loss_scale, result);
-  result.grad_norm = grad_norm(engine_.state(), mesh_, options_.apart, together()) / result.loss_scale;
+  const bool is_away = engine_.strategy().gradients_tier != Tier::device;
+  const double norm = is_away ? norm_->finish(together()) : grad_norm(engine_.state(), mesh_, options_.apart, together());
+  result.grad_norm = norm / result.loss_scale;
   const bool is_finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (options_.loss_scale != nullptr && !options_.loss_scale->update(is_finite)) {
     result.is_skipped = options_.loss_scale->has_backed_off();
@@ -66,7 +94,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   }
   if (inspect) inspect(result);
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
-  if (!result.is_skipped) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
+  if (!result.is_skipped && !steps_early) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
 }
 
@@ -129,7 +157,9 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
   const auto count = static_cast<int64_t>(parameters.size());
   const FlatState& state = engine_.state();
   const int64_t bad_in_sum =
-      first_bad_gradient([&](const Parameter& parameter) { return state.layout.view(state.gradients, parameter); });
+      first_bad_gradient([&](const Parameter& parameter) {
+        return state.layout.read(state.gradients, parameter);
+      });
   const double local_loss = runner_.run_local_step(static_cast<int>(options_.num_micro_batches), source);
   const int64_t bad = first_bad_gradient([&](const Parameter& parameter) { return engine_.local_gradient(parameter); });
   // The smallest of rank x (count + 1) + parameter over the ranks that have one.

@@ -9,6 +9,7 @@
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
+#include "caravan/optim/grad_norm.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/step/batch.h"
@@ -63,6 +64,8 @@ class TrainStep final {
   int64_t first_bad_gradient(const std::function<at::Tensor(const Parameter&)>& gradient_of) const;
   /// BalanceScope::batch: first runs a forward pass of the whole step to count the choices of its routers.
   void count_experts(const StageRunner::Source& source);
+  /// For gradients that rest outside of the device: their norm adds up, and groups may step, during the step.
+  void prepare_away();
   [[noreturn]] void name_bad_numbers(const StageRunner::Source& source, int64_t step, const StepResult& result);
 
   Engine& engine_;
@@ -72,6 +75,8 @@ class TrainStep final {
   std::optional<MeshAxis> ranks_;  ///< ranks that step together; none: all
   StageRunner runner_;
   std::vector<Router*> routers_;
+  std::optional<GradNorm> norm_;  ///< of this step, if gradients rest outside of the device
+  double lr_ = 0;                 ///< of this step
   bool counts_experts_ = false;  ///< routers balance experts over the batch
 };
 

@@ -22,8 +22,8 @@ std::vector<Demand> demands_of(const RunProperties& run) {
 }
 
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
-                                   const PipelineChoice& pipeline) {
-  std::vector<Setting> techniques{data_parallel, hook, recompute};
+                                   const PipelineChoice& pipeline, const Setting& offload) {
+  std::vector<Setting> techniques{data_parallel, hook, recompute, offload};
   if (pipeline.is_used() && !pipeline.is_file()) techniques.push_back(pipeline.schedule);
   return techniques;
 }

@@ -20,6 +20,6 @@ std::vector<Demand> demands_of(const RunProperties& run);
 
 /// The settings of the techniques of a run, of families of the registry. A pipeline with its own table has none.
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
-                                   const PipelineChoice& pipeline);
+                                   const PipelineChoice& pipeline, const Setting& offload);
 
 }  // namespace caravan

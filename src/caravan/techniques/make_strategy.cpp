@@ -31,7 +31,7 @@ at::ScalarType dtype_of(const std::string& name) {
 
 void check_composition(const StrategyChoice& choice, const Mesh& mesh) {
   const std::vector<Setting> techniques =
-      techniques_of(choice.data_parallel, choice.hook, choice.recompute, choice.pipeline);
+      techniques_of(choice.data_parallel, choice.hook, choice.recompute, choice.pipeline, choice.offload);
   const RunProperties run{.tp = choice.tensor_parallel.degree,
                           .cp = choice.context_parallel.degree,
                           .ep = choice.expert_parallel.degree,
@@ -96,6 +96,10 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
     body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
   });
   if (choice.data_parallel.reads("bucket_bytes")) strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
+  if (const auto misfit = choice.offload.entry().check(choice.offload, 1)) refuse(*misfit, mesh);
+  strategy.steps_early = !choice.waits_for_norm;
+  in_words_of(choice.offload, false, [&] { add_around(choice.offload, strategy, model); });
+  if (!strategy.is_offloaded()) strategy.steps_early = false;
   in_words_of(choice.recompute, true, [&] { add_around(choice.recompute, strategy, model); });
   return strategy;
 }

@@ -24,6 +24,8 @@ struct StrategyChoice {
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
   Setting recompute{"recompute"};
+  Setting offload{"offload"};
+  bool waits_for_norm = false;  ///< updates wait for the gradient of the whole model: clipping, a loss scale
   bool overlap = true;  ///< communication of split layers overlaps computation (DeferredWork::set_overlaps)
 };
 

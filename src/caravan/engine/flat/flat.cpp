@@ -115,8 +115,13 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .num_slots = parameters.size(),
                 .sharded_offset = count_,
                 .keeps_leaf = keeps_unsharded(strategy.unsharded_memory) && !fill.empty()};
+  bucket.is_fetched = strategy.parameters_tier != Tier::device;
+  bucket.is_offloaded = strategy.is_offloaded();
+  bucket.gradient_is_away = bucket.is_trained && strategy.gradients_tier != Tier::device;
+  bucket.keeps_leaf = bucket.keeps_leaf && !bucket.is_fetched;
   bucket.keeps_version = bucket.keeps_leaf && strategy.unsharded_memory == UnshardedMemory::versions;
-  bucket.is_inside_unsharded = bucket.keeps_leaf && !bucket.keeps_version && strategy.compute_dtype == at::kFloat;
+  bucket.is_inside_unsharded = bucket.keeps_leaf && !bucket.keeps_version && strategy.compute_dtype == at::kFloat &&
+                               strategy.values_tier() == Tier::device;
   bucket.keeps_gradient = strategy.keeps_gradients && bucket.is_trained && !fill.empty();
   const bool follows = !buckets_.empty() && !bucket.is_apart() && !buckets_.back().is_apart() &&
                        buckets_.back().is_in_place() == fill.empty();
@@ -179,6 +184,15 @@ void FlatLayout::add_range(Range range) {
 at::Tensor FlatLayout::view(const at::Tensor& flat, const Parameter& parameter) const {
   const Slot& at = slot(parameter);
   return flat.narrow(0, at.sharded_offset, at.sharded_count()).view(at.sharded_shape);
+}
+
+at::Tensor FlatLayout::read(const FlatMemory& flat, const Parameter& parameter) const {
+  const Slot& at = slot(parameter);
+  return flat.read(at.sharded_offset, at.sharded_count()).view(at.sharded_shape);
+}
+
+void FlatLayout::write(const FlatMemory& flat, const Parameter& parameter, const at::Tensor& from) const {
+  flat.write(slot(parameter).sharded_offset, from);
 }
 
 at::Tensor FlatLayout::view(const FlatMemory& flat, const Parameter& parameter) const {

@@ -40,18 +40,21 @@ struct Bucket {
   bool keeps_version = false;        ///< the kept unsharded buffer is separate from the values:
                                      ///< UnshardedMemory::versions
   bool is_inside_unsharded = false;  ///< the values are this rank's part of the unsharded buffer
+  bool is_fetched = false;           ///< its parameters rest outside of the device, and come before use
+  bool is_offloaded = false;         ///< some of its state rests outside of the device
+  bool gradient_is_away = false;     ///< its reduced gradients rest outside of the device
   bool keeps_gradient = false;       ///< see Strategy::keeps_gradients: sharded gradients are this rank's part of the
                                      ///< sums
   std::vector<FlatCell> fill{};      ///< sharded -> unsharded, without cells that move nothing
   std::vector<FlatCell> reduce{};    ///< unsharded gradient -> sharded gradient: {debt axes, from, to}
   /// The unsharded parameter is the sharded tensor, or a copy of it in another dtype.
-  bool is_in_place() const noexcept { return fill.empty(); }
+  bool is_in_place() const noexcept { return fill.empty() && !is_fetched; }
   /// Whether the gradient is reduced in place.
   bool reduces_in_place() const noexcept;
   /// Whether the sums of a step keep their memory and are reduced in place once.
   bool stays() const noexcept { return keeps_gradient || reduces_in_place(); }
   /// Whether values, their copies or gradients are outside the common buffers.
-  bool is_apart() const noexcept { return keeps_leaf || keeps_gradient; }
+  bool is_apart() const noexcept { return keeps_leaf || keeps_gradient || is_offloaded; }
 };
 
 /// Offsets of the pieces of a model's parameters in one flat buffer; values, gradients and each optimizer moment use
@@ -96,6 +99,9 @@ class FlatLayout {
   /// The local piece of `parameter` in a flat buffer, in its sharded shape.
   at::Tensor view(const at::Tensor& flat, const Parameter& parameter) const;
   at::Tensor view(const FlatMemory& flat, const Parameter& parameter) const;
+  /// The same wherever `flat` rests: a copy if that is on disk.
+  at::Tensor read(const FlatMemory& flat, const Parameter& parameter) const;
+  void write(const FlatMemory& flat, const Parameter& parameter, const at::Tensor& from) const;
 
  private:
   void place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy, const Mesh& mesh);
@@ -126,6 +132,11 @@ struct FlatState {
                                         ///< part
   int64_t gradient_bytes = 0;
 
+  std::shared_ptr<Tiers> tiers{};  ///< see Strategy
+  Tier optimizer_tier = Tier::device;
+  /// Zeros for the trained parameters, where the optimizer's state rests.
+  FlatMemory zeros_like_trained() const;
+
   /// Allocates all memory. Every rank of `mesh` calls it.
   void allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device);
 
@@ -136,9 +147,15 @@ struct FlatState {
   int64_t version() const;
   /// Call it after writes through plain pointers: reading a checkpoint, a fused kernel.
   void bump_version() const;
+  mutable int64_t num_writes = 0;  ///< to values on disk
 
-  /// The values in the unsharded dtype, if that differs and the unsharded parameters are copies or kept.
+  /// The values in the unsharded dtype, or where the unsharded parameters are filled from, if that is another dtype or
+  /// tier than that of the values and the unsharded parameters are copies, kept or fetched.
   FlatMemory copies{};
+  /// What the unsharded parameters of a bucket are filled from.
+  const FlatMemory& source(const Bucket& bucket) const {
+    return copies.has(bucket.sharded_offset) ? copies : values;
+  }
   /// The version of the values that the copies of trained and of frozen parameters were made from. An Optimizer writes
   /// trained values only, so frozen copies outlast its steps; it may write the trained copies with the values.
   struct CopiedVersions {

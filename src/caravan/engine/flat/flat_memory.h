@@ -1,15 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "caravan/memory/tiers.h"
 
 namespace caravan {
 
 /// A flat buffer of a model (engine/flat/flat.h) whose memory may be in pieces: where the sharded parameters of a
 /// bucket are inside a larger buffer, such as the unsharded one, their piece is a view of it. Elements between pieces
-/// have no memory.
+/// have no memory. A piece may rest on host or disk.
 class FlatMemory {
  public:
   FlatMemory() = default;
@@ -20,14 +24,27 @@ class FlatMemory {
 
   struct Piece {
     int64_t offset = 0;
-    at::Tensor memory;  ///< flat, contiguous
+    at::Tensor memory;                   ///< flat, contiguous; undefined on disk
+    std::shared_ptr<TierBlock> block{};  ///< on host and disk
+    int64_t count = 0;
   };
   /// Pieces are added in the order of their offsets.
   void add(int64_t offset, at::Tensor memory);
+  /// A piece of `count` elements on host or disk.
+  void add(int64_t offset, int64_t count, Tier tier, Tiers& tiers);
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
+  /// The piece with these elements. Throws InternalError if they are not in one.
+  const Piece& piece(int64_t offset, int64_t count) const;
+  /// Where pieces rest: all on one tier.
+  Tier tier() const noexcept { return tier_; }
+  bool is_on_disk() const noexcept { return tier_ == Tier::disk; }
 
-  /// A view, as Tensor::narrow. Throws InternalError for elements that are not in one piece.
+  /// A view, as Tensor::narrow. Throws InternalError for elements that are not in one piece, or on disk.
   at::Tensor narrow(int64_t offset, int64_t count) const;
+  /// The elements, as Tensor::narrow, or read from disk.
+  at::Tensor read(int64_t offset, int64_t count) const;
+  /// Writes `from` to the elements from `offset` on.
+  void write(int64_t offset, const at::Tensor& from) const;
   /// Whether elements from `offset` on have memory.
   bool has(int64_t offset) const noexcept { return find(offset) != nullptr; }
 
@@ -41,8 +58,17 @@ class FlatMemory {
  private:
   const Piece* find(int64_t offset) const noexcept;
 
+  void move(const Piece& piece, int64_t first, at::Tensor elements, bool writes) const;
+
   at::TensorOptions options_;
   std::vector<Piece> pieces_;
+  Tier tier_ = Tier::device;
+  Tiers* tiers_ = nullptr;
 };
+
+/// A tensor on a separate storage that has no memory.
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
+/// Takes the memory of such a tensor away; then reading it throws `reason`.
+void take_away(const at::Tensor& tensor, const std::string& reason);
 
 }  // namespace caravan

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <functional>
 
+#include <ATen/ops/zeros.h>
+
 #include "caravan/base/memory/memory_counter.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/flat/flat.h"
@@ -12,9 +14,16 @@ namespace {
 class Pieces {
  public:
   using Allocate = std::function<at::Tensor(int64_t count)>;
-  Pieces(at::TensorOptions options, Allocate allocate) : memory_(options), allocate_(std::move(allocate)) {}
+  /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket.
+  Pieces(at::TensorOptions options, Tier tier, Tiers* tiers, MemoryKind kind, Allocate allocate)
+      : memory_(options), tier_(tier), tiers_(tiers), kind_(kind), allocate_(std::move(allocate)) {}
 
   void add_own(const Bucket& bucket) {
+    if (tier_ != Tier::device) {
+      const MemoryKindScope kind(kind_);
+      memory_.add(bucket.sharded_offset, bucket.sharded_count, tier_, *tiers_);
+      return;
+    }
     if (run_offset_ + run_count_ != bucket.sharded_offset) end_run();
     if (run_count_ == 0) run_offset_ = bucket.sharded_offset;
     run_count_ = FlatLayout::aligned(bucket.sharded_offset + bucket.sharded_count) - run_offset_;
@@ -35,6 +44,9 @@ class Pieces {
   }
 
   FlatMemory memory_;
+  Tier tier_;
+  Tiers* tiers_;
+  MemoryKind kind_;
   Allocate allocate_;
   int64_t run_offset_ = 0;
   int64_t run_count_ = 0;
@@ -44,6 +56,8 @@ class Pieces {
 
 void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device) {
   apart_axis = strategy.apart_axis;
+  tiers = strategy.tiers;
+  optimizer_tier = strategy.optimizer_tier;
   const at::ScalarType compute_dtype = strategy.compute_dtype == at::kFloat ? dtype : strategy.compute_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {
@@ -63,37 +77,61 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
     return allocate_flat_shared(cell.axis.comm(), bucket.unsharded_count, compute_dtype, device);
   };
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
-  Pieces all_values(of(dtype), [&](int64_t count) { return make(count, dtype, parameter_bytes); });
-  Pieces all_gradients(of(gradient_dtype), [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
-  Pieces all_copies(of(compute_dtype), [&](int64_t count) { return make(count, compute_dtype, parameter_bytes); });
+  const Tier values_tier = strategy.values_tier();
+  const bool has_one_tier = values_tier == strategy.parameters_tier;
+  Pieces all_values(of(dtype), values_tier, tiers.get(), MemoryKind::parameters,
+                    [&](int64_t count) { return make(count, dtype, parameter_bytes); });
+  Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers.get(), MemoryKind::gradients,
+                       [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
+  Pieces all_copies(of(compute_dtype), strategy.parameters_tier, tiers.get(), MemoryKind::parameters,
+                    [&](int64_t count) { return make(count, compute_dtype, parameter_bytes); });
   kept_leaves.resize(layout.buckets().size());
   kept_sums.resize(layout.buckets().size());
   for (const Bucket& bucket : layout.buckets()) {
     const auto index = static_cast<size_t>(bucket.index);
+    const bool keeps_sum = bucket.keeps_gradient && !bucket.gradient_is_away;
     if (bucket.keeps_leaf) kept_leaves[index] = make_leaf(bucket);
-    if (bucket.keeps_gradient) kept_sums[index] = make(bucket.unsharded_count, gradient_dtype, gradient_bytes);
+    if (keeps_sum) kept_sums[index] = make(bucket.unsharded_count, gradient_dtype, gradient_bytes);
     bucket.is_inside_unsharded ? all_values.add_inside(bucket, kept_leaves[index]) : all_values.add_own(bucket);
     if (bucket.is_trained) {
-      bucket.keeps_gradient ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
+      keeps_sum ? all_gradients.add_inside(bucket, kept_sums[index]) : all_gradients.add_own(bucket);
     }
-    if (compute_dtype == dtype || strategy.stashes_weights()) continue;
-    if (bucket.keeps_leaf && !bucket.keeps_version) all_copies.add_inside(bucket, kept_leaves[index]);
-    if (bucket.is_in_place()) all_copies.add_own(bucket);
+    if ((compute_dtype == dtype && has_one_tier) || strategy.stashes_weights()) continue;
+    if (bucket.keeps_leaf && !bucket.keeps_version) {
+      all_copies.add_inside(bucket, kept_leaves[index]);
+    } else if (bucket.is_in_place() || bucket.is_fetched || !has_one_tier) {
+      all_copies.add_own(bucket);
+    }
   }
   values = all_values.finish();
   gradients = all_gradients.finish();
   copies = all_copies.finish();
 }
 
+FlatMemory FlatState::zeros_like_trained() const {
+  const MemoryKindScope kind(MemoryKind::optimizer);
+  if (optimizer_tier == Tier::device) return FlatMemory(at::zeros({layout.trained_count()}, values.options()));
+  FlatMemory zeros(values.options());
+  for (const Bucket& bucket : layout.buckets()) {
+    if (bucket.is_trained) zeros.add(bucket.sharded_offset, bucket.sharded_count, optimizer_tier, *tiers);
+  }
+  return zeros;
+}
+
 int64_t FlatState::version() const {
-  int64_t version = 0;
-  for (const FlatMemory::Piece& piece : values.pieces()) version += static_cast<int64_t>(piece.memory._version());
+  int64_t version = num_writes;
+  for (const FlatMemory::Piece& piece : values.pieces()) {
+    if (piece.memory.defined()) version += static_cast<int64_t>(piece.memory._version());
+  }
   for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->sharded()._version());
   return version;
 }
 
 void FlatState::bump_version() const {
-  for (const FlatMemory::Piece& piece : values.pieces()) piece.memory.unsafeGetTensorImpl()->bump_version();
+  ++num_writes;
+  for (const FlatMemory::Piece& piece : values.pieces()) {
+    if (piece.memory.defined()) piece.memory.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 }  // namespace caravan

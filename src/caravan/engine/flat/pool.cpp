@@ -14,14 +14,17 @@ at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
   const MemoryKindScope kind(MemoryKind::buffers);
   Kept& kept = *kept_;
+  std::unique_lock lock(kept.mutex);
   kept.in_use += bytes;
   const int64_t grown = std::max<int64_t>(kept.in_use - kept.most, 0);
   kept.most += grown;
   if (is_meta_ && grown > 0) kept.charged.push_back(std::make_unique<DryBlock>(static_cast<size_t>(grown), 0));
   const std::shared_ptr<void> memory = is_meta_ ? nullptr : find(bytes);
+  lock.unlock();
   const auto give_back = [to = std::weak_ptr(kept_), bytes, memory](void*) {
     const auto pool = to.lock();
     if (!pool) return;
+    const std::lock_guard guard(pool->mutex);
     pool->in_use -= bytes;
     if (memory == nullptr) return;
     pool->free_bytes += bytes;
@@ -45,8 +48,14 @@ std::shared_ptr<void> BufferPool::find(int64_t bytes) {
   return comm_.allocate(static_cast<size_t>(bytes));
 }
 
+int64_t BufferPool::bytes() const noexcept {
+  const std::lock_guard guard(kept_->mutex);
+  return is_meta_ ? kept_->most : kept_->in_use + kept_->free_bytes;
+}
+
 void BufferPool::trim() {
   Kept& kept = *kept_;
+  const std::lock_guard guard(kept.mutex);
   kept.free.clear();
   kept.free_bytes = 0;
   kept.most = kept.in_use;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +28,11 @@ class BufferPool {
   /// Returns the memory of unused buffers to the communicator, and resets the peak.
   void trim();
   /// Bytes of all buffers in existence.
-  int64_t bytes() const noexcept { return is_meta_ ? kept_->most : kept_->in_use + kept_->free_bytes; }
+  int64_t bytes() const noexcept;
 
  private:
   struct Kept {
+    std::mutex mutex{};  ///< copies between tiers end on other threads
     std::multimap<int64_t, std::shared_ptr<void>> free{};  ///< by bytes
     int64_t free_bytes = 0;
     int64_t in_use = 0;                                ///< bytes

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/base/trace/trace.h"
 #include "caravan/engine/groups.h"
 
 namespace caravan {
@@ -18,16 +20,6 @@ void point_to(const at::Tensor& tensor, void* memory) {
 }
 
 }  // namespace
-
-at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options) {
-  return at::for_blob(nullptr, shape).options(options).target_device(options.device()).make_tensor();
-}
-
-void take_away(const at::Tensor& tensor, const std::string& reason) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
-}
 
 void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer) {
   if (buffer.is_meta()) return;
@@ -59,6 +51,14 @@ UnshardedParameters::UnshardedParameters(FlatState& state, const Strategy& strat
 }
 
 UnshardedParameters::~UnshardedParameters() {
+  for (Group& group : groups_) {
+    for (const Event& load : group.loads) {
+      try {
+        load.wait();
+      } catch (...) {  // Tiers::check throws it
+      }
+    }
+  }
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (!bucket.is_in_place()) take_memory(bucket);
   }
@@ -68,8 +68,9 @@ UnshardedParameters::~UnshardedParameters() {
 void UnshardedParameters::make_leaf(const Slot& slot, const Bucket& bucket) {
   Parameter& parameter = *slot.parameter;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
-  const at::Tensor values = state_.layout.view(state_.values, parameter).detach();
-  const bool is_one = bucket.is_in_place() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights();
+  const at::Tensor values = sharded_of(slot);
+  const bool is_one = bucket.is_in_place() && dtype_ == state_.values.scalar_type() && !strategy_.stashes_weights() &&
+                      !state_.copies.has(bucket.sharded_offset);
   at::Tensor memory = values;
   if (!bucket.is_in_place() || strategy_.stashes_weights()) {
     memory = without_memory(slot.unsharded_shape, values.options().dtype(dtype_));
@@ -97,12 +98,32 @@ void UnshardedParameters::check_memory() const {
   }
 }
 
-at::Tensor UnshardedParameters::sharded(const Bucket& bucket) const {
-  return state_.values.narrow(bucket.sharded_offset, bucket.sharded_count);
+at::Tensor UnshardedParameters::sharded_of(const Slot& slot) const {
+  if (!state_.values.is_on_disk()) return state_.layout.view(state_.values, *slot.parameter).detach();
+  at::Tensor none = without_memory(slot.sharded_shape, state_.values.options());
+  if (none.is_meta()) return none;
+  take_away(none, fmt::format("[parameter] {}: rests on disk. do: read it from a checkpoint, or offload to the host",
+                              slot.parameter->name()));
+  return none;
+}
+
+at::Tensor UnshardedParameters::source(const Bucket& bucket) const {
+  return state_.source(bucket).narrow(bucket.sharded_offset, bucket.sharded_count);
 }
 
 void UnshardedParameters::copy(const Bucket& bucket) {
-  state_.copies.narrow(bucket.sharded_offset, bucket.sharded_count).copy_(sharded(bucket));
+  if (!strategy_.is_offloaded()) {
+    state_.copies.narrow(bucket.sharded_offset, bucket.sharded_count)
+        .copy_(state_.values.narrow(bucket.sharded_offset, bucket.sharded_count));
+    return;
+  }
+  const HostAccess access(*strategy_.tiers);
+  constexpr int64_t kElements = int64_t{1} << 20;  // at a time: whole pages of the disk
+  for (int64_t done = 0; done < bucket.sharded_count; done += kElements) {
+    const int64_t count = std::min(kElements, bucket.sharded_count - done);
+    const int64_t offset = bucket.sharded_offset + done;
+    state_.copies.write(offset, state_.values.read(offset, count).to(dtype_));
+  }
 }
 
 void UnshardedParameters::tell_change(const Bucket& bucket) {
@@ -115,12 +136,10 @@ void UnshardedParameters::refresh() {
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  const bool has_copies = dtype_ != state_.values.scalar_type() && !strategy_.stashes_weights();
   const bool has_trained = state_.has_copied(/*is_trained=*/true), has_frozen = state_.has_copied(/*is_trained=*/false);
   for (const Bucket& bucket : state_.layout.buckets()) {
-    const bool is_copied = bucket.is_in_place() || (bucket.keeps_leaf && !bucket.keeps_version);
     const bool is_fresh = bucket.is_trained ? has_trained : has_frozen;
-    if (has_copies && !is_fresh && is_copied) copy(bucket);
+    if (!is_fresh && state_.copies.has(bucket.sharded_offset)) copy(bucket);
     if (bucket.is_in_place()) tell_change(bucket);
   }
   state_.copied_versions = {version, version};
@@ -134,8 +153,8 @@ TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::
     offset += cell->before();
     parts.insert(parts.begin(), {offset, cell->own()});
   }
-  if (!bucket.keeps_leaf || bucket.keeps_version)
-    buffer.narrow(0, bucket.own_offset, bucket.sharded_count).copy_(sharded(bucket));
+  if (!bucket.is_fetched && (!bucket.keeps_leaf || bucket.keeps_version))
+    buffer.narrow(0, bucket.own_offset, bucket.sharded_count).copy_(source(bucket));
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   TransferStages stages;
   for (size_t i = 0; i < bucket.fill.size(); ++i) {
@@ -149,27 +168,59 @@ TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::
   return transfers_.add(std::move(stages));
 }
 
+at::Tensor UnshardedParameters::take_buffer(const Bucket& bucket) {
+  const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
+  return kept.defined() ? kept : pool_.take(bucket.unsharded_count, dtype_);
+}
+
+void UnshardedParameters::fetch(int group) {
+  Group& own = groups_[static_cast<size_t>(group)];
+  if (own.is_fetched || own.is_there) return;
+  own.is_fetched = true;
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(group)].name;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group != group || !bucket.is_fetched) continue;
+    own.buffers.push_back(take_buffer(bucket));
+    if (bucket.sharded_count == 0) continue;
+    const FlatMemory::Piece& piece = state_.source(bucket).piece(bucket.sharded_offset, bucket.sharded_count);
+    count_path("parameters loaded from " + std::string(name(piece.block->tier())));
+    own.loads.push_back(
+        piece.block->load(own.buffers.back().narrow(0, bucket.own_offset, bucket.sharded_count), what));
+  }
+}
+
+void UnshardedParameters::finish_loads(Group& group) {
+  if (group.loads.empty()) return;
+  const TraceSpan span(TraceLog::kWait, "load");
+  for (const Event& load : group.loads) load.wait();
+  group.loads.clear();
+}
+
 void UnshardedParameters::gather(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
   if (own.is_there) return;
   const at::NoGradGuard no_grad;
+  fetch(group);
   own.is_there = true;
+  size_t index = 0;
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || bucket.is_in_place()) continue;
-    const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
-    own.buffers.push_back(kept.defined() ? kept : pool_.take(bucket.unsharded_count, dtype_));
+    if (!bucket.is_fetched) own.buffers.push_back(take_buffer(bucket));
+    const at::Tensor& buffer = own.buffers[index++];
     if (exchange_ != nullptr) {
       exchange_->pull(bucket);
-    } else {
-      own.transfers.push_back(fill(bucket, own.buffers.back()));
+    } else if (!bucket.fill.empty()) {
+      finish_loads(own);
+      own.transfers.push_back(fill(bucket, buffer));
     }
-    point_leaves(state_, bucket, own.buffers.back());
+    point_leaves(state_, bucket, buffer);
     tell_change(bucket);
   }
 }
 
 void UnshardedParameters::wait(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
+  finish_loads(own);
   for (const TransferQueue::Ticket& transfer : own.transfers) transfers_.wait(transfer);
   own.transfers.clear();
 }
@@ -194,7 +245,7 @@ void UnshardedParameters::free(int group) {
     if (bucket.group == group && !bucket.is_in_place()) take_memory(bucket);
   }
   own.buffers.clear();
-  own.is_there = false;
+  own.is_there = own.is_fetched = false;
 }
 
 }  // namespace caravan

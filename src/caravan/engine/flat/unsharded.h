@@ -11,11 +11,6 @@
 
 namespace caravan {
 
-/// A tensor on a separate storage that has no memory.
-at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
-/// Takes the memory of such a tensor away; then reading it throws `reason`.
-void take_away(const at::Tensor& tensor, const std::string& reason);
-
 /// Gives the unsharded parameters of a bucket memory in `buffer`, at Slot::unsharded_offset.
 void point_leaves(const FlatState& state, const Bucket& bucket, const at::Tensor& buffer);
 
@@ -40,11 +35,19 @@ class UnshardedParameters {
   void check_memory() const;
   /// Updates ungathered parameters and copies from the sharded values, if these may have changed.
   void refresh();
+  /// For a group whose parameters rest outside of the device: starts to load what a gather needs. No-op if it has
+  /// begun.
+  void fetch(int group);
   /// Starts to fill the unsharded parameters of a group; no-op if they are there. Call wait() before using them.
   void gather(int group);
   void wait(int group);
   void free(int group);
   at::ScalarType dtype() const noexcept { return dtype_; }
+  /// Whether a group has memory, or will have it.
+  bool is_held(int group) const noexcept {
+    const Group& own = groups_[static_cast<size_t>(group)];
+    return own.is_there || own.is_fetched;
+  }
   bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
   bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
 
@@ -52,7 +55,9 @@ class UnshardedParameters {
   struct Group {
     bool is_gathered = false;
     bool is_there = true;
+    bool is_fetched = false;
     std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they exist
+    std::vector<Event> loads;         ///< into them
     std::vector<TransferQueue::Ticket> transfers;
   };
   void make_leaf(const Slot& slot, const Bucket& bucket);
@@ -60,7 +65,10 @@ class UnshardedParameters {
   void copy(const Bucket& bucket);
   void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
-  at::Tensor sharded(const Bucket& bucket) const;
+  at::Tensor take_buffer(const Bucket& bucket);
+  static void finish_loads(Group& group);
+  at::Tensor sharded_of(const Slot& slot) const;
+  at::Tensor source(const Bucket& bucket) const;
 
   FlatState& state_;
   const Strategy& strategy_;

@@ -40,10 +40,17 @@ void GradientSums::begin_step() {
 }
 
 at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
-  at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  finish_loads(own);
+  at::Tensor& sums = own.sums;
   if (sums.defined()) return sums;
   if (sums_in_place(bucket)) return sums = kept(bucket);
   sums = pool_.take(bucket.unsharded_count, sum_dtype_);
+  clear_gaps(bucket, sums);
+  return sums;
+}
+
+void GradientSums::clear_gaps(const Bucket& bucket, const at::Tensor& sums) const {
   for (size_t i = 0; i < bucket.num_slots; ++i) {  // gaps are summed too
     const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
     const int64_t end = slot.unsharded_offset + slot.unsharded_count();
@@ -51,10 +58,17 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
                                                   : bucket.unsharded_count;
     sums.narrow(0, end, next - end).zero_();
   }
-  return sums;
 }
 
-at::Tensor GradientSums::kept(const Bucket& bucket) const {
+at::Tensor GradientSums::kept(const Bucket& bucket) {
+  if (bucket.gradient_is_away) {
+    OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    finish_loads(own);
+    if (own.kept.defined()) return own.kept;
+    own.kept = pool_.take(bucket.unsharded_count, state_.gradients.scalar_type());
+    clear_gaps(bucket, own.kept);
+    return own.kept;
+  }
   if (bucket.keeps_gradient) return state_.kept_sums[static_cast<size_t>(bucket.index)];
   return state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
 }
@@ -64,7 +78,7 @@ at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   const auto make = [&] {
     return sums_of(bucket).narrow(0, slot.unsharded_offset, slot.unsharded_count()).view(slot.unsharded_shape);
   };
-  if (!sums_in_place(bucket)) return make();
+  if (!sums_in_place(bucket) || bucket.gradient_is_away) return make();
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
   if (!once.defined()) once = make();
   return once;
@@ -84,6 +98,7 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
     refuse_late(parameter);
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
+  finish_loads(buckets_[static_cast<size_t>(slot.bucket)]);
   if (!own.derived.defined()) {
     const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the unsharded memory may already be
                                                               // freed
@@ -163,7 +178,7 @@ void GradientSums::reduce(int group, bool is_last) {
       fold(bucket);
       if (!is_last) continue;
     }
-    if (bucket.reduces_in_place()) {
+    if (bucket.reduces_in_place() && !bucket.gradient_is_away) {
       add_to_run(bucket);
     } else if (exchange_ != nullptr) {
       exchange_->push(bucket, sums_of(bucket));
@@ -174,7 +189,7 @@ void GradientSums::reduce(int group, bool is_last) {
         transfers_.wait(in_flight_.front());
         in_flight_.pop_front();
       }
-      own.last = start_reduction(bucket, is_last);
+      own.last = bucket.gradient_is_away ? start_away(bucket, is_last) : start_reduction(bucket, is_last);
       in_flight_.push_back(own.last);
     }
     own.is_reduced = true;
@@ -192,7 +207,11 @@ void GradientSums::finish() {
   }
   for (const Bucket& bucket : state_.layout.buckets()) {  // for units that did not run
     if (!bucket.is_trained || buckets_[static_cast<size_t>(bucket.index)].is_reduced) continue;
-    state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).zero_();
+    if (bucket.gradient_is_away) {
+      clear_away(bucket);
+    } else {
+      state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).zero_();
+    }
   }
   for (size_t i = 0; i < slots_.size() && !strategy_.find_unused_parameters; ++i) {
     const Slot& slot = state_.layout.slots()[i];

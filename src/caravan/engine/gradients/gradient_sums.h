@@ -1,6 +1,8 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +21,20 @@ class GradientSums {
  public:
   /// All arguments outlive this.
   GradientSums(FlatState& state, const Strategy& strategy, BufferPool& pool, TransferQueue& transfers);
+
+  /// Called with each gradient that rests outside of the device, once it is complete, while it is on the device.
+  using Watch = std::function<void(const Slot& slot, const at::Tensor& gradient)>;
+  void set_watch(Watch watch) { watch_ = std::move(watch); }
+  /// Complete gradients of groups that step early stay on the device until release(); `keeps`: they also go where
+  /// gradients rest.
+  void keep_stepped(bool keeps) noexcept { keeps_stepped_ = keeps; }
+  /// The complete gradient of a bucket on the device, for a group that steps early. Waits for its reduction.
+  at::Tensor result(const Bucket& bucket);
+  void release(const Bucket& bucket);
+
+  /// Starts to store the sums of a group away, or to load them, between micro-batches.
+  void evict(int group);
+  void fetch(int group);
 
   /// Sums that are not reduced in place go to `exchange` instead of being reduced; null: are reduced.
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
@@ -58,9 +74,14 @@ class GradientSums {
     int num_summands = 0;     ///< summands since the last reduction
     at::Tensor in_place;      ///< cached view of the in-place sum
     at::Tensor derived;       ///< sum in the shape of compute(), if that differs from the unsharded parameter
+    bool is_derived_away = false;
   };
   struct OfBucket {
     at::Tensor sums;         ///< flat, in the unsharded layout; undefined until a gradient is accumulated
+    at::Tensor kept;         ///< of a bucket whose gradients are away: what would stay in the kept gradients
+    at::Tensor result;       ///< of such a bucket: its complete gradient, until it is stored
+    std::vector<Event> loads;  ///< into these
+    bool is_evicted = false;
     bool is_folded = false;  ///< the kept sum includes rounded summands of this step
     bool is_reduced = false;
     TransferQueue::Ticket last{};  ///< last reduction of the step
@@ -73,7 +94,17 @@ class GradientSums {
   void complete(const Slot& slot);
   /// Whether sums are in the kept gradients themselves: in their dtype.
   bool sums_in_place(const Bucket& bucket) const noexcept { return bucket.stays() && !rounds_; }
-  at::Tensor kept(const Bucket& bucket) const;
+  at::Tensor kept(const Bucket& bucket);
+  void finish_loads(OfBucket& own) const;
+  /// The same as start_reduction for a bucket whose gradients are away.
+  TransferQueue::Ticket start_away(const Bucket& bucket, bool is_last);
+  void reduce_result(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
+  /// Adds the reduced gradients of a micro-batch to those that are away.
+  void add_away(const Bucket& bucket, const at::Tensor& target, bool adds);
+  void finish_away(const Bucket& bucket);
+  void clear_away(const Bucket& bucket);
+  void clear_gaps(const Bucket& bucket, const at::Tensor& sums) const;
+  const FlatMemory::Piece* piece_of(const Bucket& bucket) const;
   /// Rounds the sums of a micro-batch into the kept gradients of the step.
   void fold(const Bucket& bucket);
   /// `is_last`: the last of the step.
@@ -104,6 +135,10 @@ class GradientSums {
   int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements
   bool is_first_run_ = true;                     ///< first run of the step
+  Watch watch_;
+  bool keeps_stepped_ = false;
+  std::map<int, TierBlock> sums_away_;  ///< by bucket: sums between micro-batches
+  std::map<size_t, TierBlock> derived_away_;  ///< by slot
 };
 
 }  // namespace caravan

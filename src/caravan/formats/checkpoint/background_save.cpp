@@ -61,7 +61,8 @@ std::vector<CheckpointPiece> BackgroundSave::copied(const std::vector<const Chec
     const auto size = static_cast<int64_t>(piece->tensor.nbytes());
     CheckpointPiece& copy = copies.emplace_back(*piece);
     copy.tensor = buffer_.narrow(0, first, size).view(piece->tensor.scalar_type()).view(piece->tensor.sizes());
-    copy.tensor.copy_(piece->tensor);
+    copy.tensor.copy_(piece->read ? piece->read().view(piece->tensor.sizes()) : piece->tensor);
+    copy.read = nullptr;
     first += padded(*piece);
   }
   return copies;

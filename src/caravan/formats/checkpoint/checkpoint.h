@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,6 +22,7 @@ struct CheckpointPiece {
   std::vector<int64_t> shape;  ///< global
   Box box;
   at::Tensor tensor;  ///< contiguous, of shape box.size
+  std::function<at::Tensor()> read{};  ///< if set, `tensor` has no memory, and this reads it
   int replica = 0;
   int num_replicas = 1;
   std::string replica_axes{};  ///< the axes that number the replicas: "dp tp"

@@ -51,7 +51,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
                         const std::stop_token& stop) {
   json report{{"pieces", json::array()}};
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, const at::Tensor*> tensors;
+  std::map<std::string, const CheckpointPiece*> by_name;
   for (const CheckpointPiece* piece : pieces) {
     // An empty piece carries no information, unless the tensor has no elements at all.
     if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
@@ -63,7 +63,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
                                 {"size", piece->box.size}});
     if (piece->box.num_elements() == 0) continue;
     specs.push_back({piece->name, dtype, piece->box.size});
-    tensors[piece->name] = &piece->tensor;
+    by_name[piece->name] = piece;
   }
   if (specs.empty()) return report.dump();
   const std::string name = fmt::format("rank_{:05}.safetensors", rank);
@@ -71,7 +71,8 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
   SafetensorsWriter writer(file, std::move(specs));
   for (const std::string& tensor : writer.names()) {
     if (stop.stop_requested()) throw ResourceError({"checkpoint", name, "was given up", "", ""});
-    const at::Tensor& data = *tensors.at(tensor);
+    const CheckpointPiece& piece = *by_name.at(tensor);
+    const at::Tensor data = piece.read ? piece.read() : piece.tensor;
     writer.append(tensor, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
   }
   writer.finish();

@@ -48,7 +48,9 @@ std::vector<CheckpointPiece> checkpoint_pieces(const TrainingState& state, const
     switch (piece.spread) {
       case Spread::like_parameter:
       case Spread::per_coordinate:
-        all.push_back(checkpoint_piece(piece.name, *piece.parameter, piece.tensor.contiguous(), mesh, piece.axis));
+        all.push_back(checkpoint_piece(piece.name, *piece.parameter,
+                                       piece.read ? piece.tensor : piece.tensor.contiguous(), mesh, piece.axis));
+        all.back().read = piece.read;
         return;
       case Spread::on_axis:
         all.push_back(whole_piece(piece));
@@ -112,6 +114,15 @@ void StateReader::read_piece(const StatePiece& piece) {
     if (!is_there || found->second != piece.tensor.sizes().vec()) return;  // starts anew
     fill(piece.name, whole_box(piece.tensor), piece.tensor);
   } else if (piece.parameter != nullptr) {
+    if (piece.read) {
+      StatePiece copy = piece;
+      copy.tensor = at::empty(piece.tensor.sizes(), piece.tensor.options());
+      copy.read = nullptr;
+      copy.loaded = [&] { piece.write(copy.tensor); };
+      read_piece(copy);
+      if (piece.loaded) piece.loaded();
+      return;
+    }
     const bool sums = piece.spread == Spread::per_coordinate && piece.combine == StatePiece::Combine::sum;
     if (!is_there && !sums) return;
     read_parts(piece, is_there ? num_parts(piece, found->second).value_or(0) : 0, is_there);

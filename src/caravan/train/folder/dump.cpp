@@ -59,9 +59,9 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   const FlatState& flat = state.engine().state();
   NamedTensors parameters, gradients;
   for (const Parameter* parameter : state.model().parameters()) {
-    parameters.emplace_back(parameter->name(), whole(parameter->sharded().detach(), *parameter, mesh));
+    parameters.emplace_back(parameter->name(), whole(flat.layout.read(flat.values, *parameter), *parameter, mesh));
     if (!parameter->requires_grad()) continue;
-    const at::Tensor gradient = whole(flat.layout.view(flat.gradients, *parameter), *parameter, mesh);
+    const at::Tensor gradient = whole(flat.layout.read(flat.gradients, *parameter), *parameter, mesh);
     gradients.emplace_back(parameter->name(), gradient.to(parameter->sharded().scalar_type()) / result.loss_scale);
   }
   const auto write = [&] {

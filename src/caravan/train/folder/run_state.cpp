@@ -102,7 +102,7 @@ void RunState::load(const fs::path& folder, const TrainWindows& windows) {
 }
 
 void RunState::start_from(const InitSource& source) {
-  load_weights(*trained_->model, mesh_, source);
+  load_weights(*trained_->engine, trained_->model->config(), source);
   trained_->engine->state().bump_version();
   tokens_ = source.tokens;
 }

@@ -1,11 +1,15 @@
 #include "caravan/train/model/load_weights.h"
 
+#include <functional>
+
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
 #include "caravan/comm/calls/same.h"
+#include "caravan/engine/engine.h"
 #include "caravan/engine/training_state.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
 #include "caravan/formats/huggingface/huggingface.h"
@@ -18,14 +22,26 @@ namespace caravan {
 namespace {
 
 /// The pieces of the parameters that `source` has, or of all others.
-std::vector<CheckpointPiece> pieces_of(Model& model, const Mesh& mesh, const InitSource& source, bool has = true) {
+std::vector<CheckpointPiece> pieces_of(Engine& engine, const InitSource& source, bool has = true) {
   std::vector<CheckpointPiece> pieces;
-  for (Parameter* parameter : model.parameters()) {
+  for (Parameter* parameter : engine.model().parameters()) {
     const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
     if (is_there != has) continue;
-    pieces.push_back(checkpoint_piece(parameter->name(), *parameter, parameter->sharded().detach(), mesh));
+    pieces.push_back(
+        checkpoint_piece(parameter->name(), *parameter, parameter->sharded().detach(), engine.mesh()));
   }
   return pieces;
+}
+
+/// Calls fill(tensor) with the memory of a piece, or with a copy that is then written to disk.
+void with_memory(Engine& engine, const CheckpointPiece& piece, const std::function<void(at::Tensor)>& fill) {
+  const FlatState& state = engine.state();
+  if (!state.values.is_on_disk()) return fill(piece.tensor);
+  const at::Tensor copy = at::empty(piece.tensor.sizes(), piece.tensor.options());
+  fill(copy);
+  for (const Parameter* parameter : engine.model().parameters()) {
+    if (parameter->name() == piece.name) state.layout.write(state.values, *parameter, copy);
+  }
 }
 
 void check_same(const Mesh& mesh, const ContentHash& hash) {
@@ -40,49 +56,56 @@ std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& p
   return shape;
 }
 
-void load_checkpoint(Model& model, const Mesh& mesh, const InitSource& source) {
+void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource& source) {
+  const Mesh& mesh = engine.mesh();
   CheckpointReader reader(source.folder);
   const MappedFile manifest(source.folder / kManifestName, "init_from");
   check_same(mesh, content_hash(manifest.bytes()));
-  const std::vector<CheckpointPiece> pieces = pieces_of(model, mesh, source);
+  const std::vector<CheckpointPiece> pieces = pieces_of(engine, source);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
   for (const CheckpointPiece& piece : pieces) {
-    wanted.emplace_back(piece.name, shape_in(source, piece, model.config()));
+    wanted.emplace_back(piece.name, shape_in(source, piece, model));
   }
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);
-  for (const CheckpointPiece& piece : pieces) reader.read(piece.name, piece.box, piece.tensor);
+  for (const CheckpointPiece& piece : pieces) {
+    with_memory(engine, piece, [&](const at::Tensor& to) { reader.read(piece.name, piece.box, to); });
+  }
 }
 
 /// Fills the pieces, in the order of the whole tensors, which every rank has read.
-void fill(const std::vector<CheckpointPiece>& pieces, const NamedTensors& whole, const Mesh& mesh) {
+void fill(Engine& engine, const std::vector<CheckpointPiece>& pieces, const NamedTensors& whole) {
   ContentHasher hasher;
   for (const auto& [name, tensor] : whole) {
     const at::Tensor bytes = tensor.contiguous();
     hasher.update(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
   }
-  check_same(mesh, hasher.value());
+  check_same(engine.mesh(), hasher.value());
   for (size_t i = 0; i < pieces.size(); ++i) {
     const CheckpointPiece& piece = pieces[i];
     if (piece.tensor.numel() == 0) continue;
-    piece.tensor.copy_(piece_of(whole[i].second, piece.box).view(piece.tensor.sizes()));
+    with_memory(engine, piece, [&](const at::Tensor& to) {
+      to.copy_(piece_of(whole[i].second, piece.box).view(piece.tensor.sizes()));
+    });
   }
 }
 
 }  // namespace
 
-void load_weights(Model& model, const Mesh& mesh, const InitSource& source) {
+void load_weights(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const at::NoGradGuard no_grad;
   if (source.is_huggingface) {
-    fill(pieces_of(model, mesh, source), read_huggingface(source.folder).parameters, mesh);
+    fill(engine, pieces_of(engine, source), read_huggingface(source.folder).parameters);
   } else {
-    load_checkpoint(model, mesh, source);
+    load_checkpoint(engine, model, source);
   }
-  if (source.adapter.empty()) return;
-  fill(pieces_of(model, mesh, source, /*has=*/false), read_peft(source.adapter, model.config()), mesh);
+  if (!source.adapter.empty()) {
+    fill(engine, pieces_of(engine, source, /*has=*/false), read_peft(source.adapter, model));
+  }
+  engine.state().bump_version();
 }
 
 }  // namespace caravan

@@ -1,0 +1,196 @@
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include "caravan/base/trace/path_log.h"
+#include "caravan/base/trace/trace.h"
+#include "caravan/engine/gradients/gradient_sums.h"
+#include "caravan/module/mixed_add.h"
+
+// Gradients that rest on host or disk: sums are on the device while something adds to them, and go where gradients
+// rest once they are reduced.
+
+namespace caravan {
+namespace {
+
+bool is_scatter(const FlatCell& cell) { return cell.to.is_shard(); }
+
+}  // namespace
+
+void GradientSums::finish_loads(OfBucket& own) const {
+  if (own.loads.empty()) return;
+  const TraceSpan span(TraceLog::kWait, "load");
+  for (const Event& load : own.loads) load.wait();
+  own.loads.clear();
+}
+
+const FlatMemory::Piece* GradientSums::piece_of(const Bucket& bucket) const {
+  if (bucket.sharded_count == 0) return nullptr;
+  return &state_.gradients.piece(bucket.sharded_offset, bucket.sharded_count);
+}
+
+void GradientSums::evict(int group) {
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(group)].name;
+  const MemoryKindScope kind(MemoryKind::gradients);
+  const auto store = [&](TierBlock& block, at::Tensor& tensor) {
+    if (!block) block = strategy_.tiers->block(strategy_.gradients_tier, static_cast<int64_t>(tensor.nbytes()));
+    block.store(tensor, what);
+    tensor = at::Tensor();
+  };
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group != group || !bucket.gradient_is_away) continue;
+    OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    finish_loads(own);
+    at::Tensor& sums = bucket.stays() ? own.kept : own.sums;
+    if (sums.defined()) {
+      count_path("gradients moved between micro-batches");
+      store(sums_away_[bucket.index], sums);
+      own.is_evicted = true;
+    }
+    own.sums = at::Tensor();
+    for (size_t i = 0; i < bucket.num_slots; ++i) {
+      OfSlot& slot = slots_[bucket.first_slot + i];
+      if (!slot.derived.defined()) continue;
+      store(derived_away_[bucket.first_slot + i], slot.derived);
+      slot.is_derived_away = true;
+    }
+  }
+}
+
+void GradientSums::fetch(int group) {
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(group)].name;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (bucket.group != group || !bucket.gradient_is_away) continue;
+    OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    if (own.is_evicted) {
+      const bool is_kept = bucket.stays();
+      const at::Tensor sums =
+          pool_.take(bucket.unsharded_count, is_kept ? state_.gradients.scalar_type() : sum_dtype_);
+      own.loads.push_back(sums_away_.at(bucket.index).load(sums, what));
+      (is_kept ? own.kept : own.sums) = sums;
+      own.is_evicted = false;
+    }
+    for (size_t i = 0; i < bucket.num_slots; ++i) {
+      OfSlot& slot = slots_[bucket.first_slot + i];
+      if (!slot.is_derived_away) continue;
+      const at::IntArrayRef shape = state_.layout.slots()[bucket.first_slot + i].parameter->compute_shape();
+      TierBlock& block = derived_away_.at(bucket.first_slot + i);
+      const at::Tensor flat = pool_.take(block.bytes() / static_cast<int64_t>(c10::elementSize(sum_dtype_)), sum_dtype_);
+      own.loads.push_back(block.load(flat, what));
+      slot.derived = flat.view(shape);
+      slot.is_derived_away = false;
+    }
+  }
+}
+
+void GradientSums::add_away(const Bucket& bucket, const at::Tensor& target, bool adds) {
+  const FlatMemory::Piece* piece = piece_of(bucket);
+  if (piece == nullptr) return;
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  const at::ScalarType type = state_.gradients.scalar_type();
+  if (!adds) {
+    at::Tensor rounded = target;
+    if (type != target.scalar_type()) rounded = pool_.take(target.numel(), type).copy_(target);
+    piece->block->store(rounded, what);
+    return;
+  }
+  count_path("gradients added up away from the device");
+  const auto add = [type, from = target.scalar_type()](void* ours, const void* theirs, int64_t count) {
+    const at::NoGradGuard no_grad;
+    add_mixed(at::from_blob(ours, {count}, at::TensorOptions(type)),
+              at::from_blob(const_cast<void*>(theirs), {count}, at::TensorOptions(from)));
+  };
+  piece->block->add(target, static_cast<int64_t>(c10::elementSize(type)), add, what);
+}
+
+TransferQueue::Ticket GradientSums::start_away(const Bucket& bucket, bool is_last) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  const bool adds = own.is_reduced;
+  count_path(adds ? "gradients added to shards" : "gradients written to shards");
+  const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_scatter).base();  // one past it
+  const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
+  own.sums = own.kept = at::Tensor();  // now owned by the transfer
+  const bool scatters = last != bucket.reduce.begin();
+  const at::Tensor target = scatters ? pool_.take(bucket.sharded_count, wire_dtype_) : sums;
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  TransferStages stages;
+  int64_t begin = 0;
+  for (auto cell = bucket.reduce.begin(); cell != last; ++cell) {
+    const int64_t whole = cell->whole();
+    const at::Tensor in = sums.narrow(0, begin, whole);
+    begin += cell->before();
+    const at::Tensor out = cell + 1 == last ? target : sums.narrow(0, begin, cell->own());
+    if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
+  }
+  if (!is_last) {
+    stages.add_local([this, &bucket, target, adds] { add_away(bucket, target, adds); });
+    return transfers_.add(std::move(stages));
+  }
+  const at::ScalarType type = state_.gradients.scalar_type();
+  own.result = !adds && type == wire_dtype_ ? target : pool_.take(bucket.sharded_count, type);
+  if (adds && bucket.sharded_count > 0) own.loads.push_back(piece_of(bucket)->block->load(own.result, what));
+  stages.add_local([this, &own, target, adds] {
+    finish_loads(own);
+    if (adds) {
+      add_mixed(own.result, target);
+    } else if (!own.result.is_same(target)) {
+      own.result.copy_(target);
+    }
+  });
+  for (auto cell = last; cell != bucket.reduce.end(); ++cell) reduce_result(stages, *cell, bucket);
+  stages.add_local([this, &bucket] { finish_away(bucket); });
+  return transfers_.add(std::move(stages));
+}
+
+/// Appends an all-reduce of the complete gradient.
+void GradientSums::reduce_result(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
+  const at::Tensor result = buckets_[static_cast<size_t>(bucket.index)].result;
+  const bool is_cast = result.scalar_type() != wire_dtype_;
+  const at::Tensor wire = is_cast ? pool_.take(bucket.sharded_count, wire_dtype_) : result;
+  if (is_cast) stages.add_local([result, wire] { wire.copy_(result); });
+  add_all_reduce(stages, cell, wire, bucket.sharded_offset,
+                 state_.layout.units().groups[static_cast<size_t>(bucket.group)].name);
+  if (is_cast) stages.add_local([result, wire] { result.copy_(wire); });
+}
+
+void GradientSums::finish_away(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  if (watch_) {
+    for (size_t i = 0; i < bucket.num_slots; ++i) {
+      const Slot& slot = state_.layout.slots()[bucket.first_slot + i];
+      const int64_t at = slot.sharded_offset - bucket.sharded_offset;
+      watch_(slot, own.result.narrow(0, at, slot.sharded_count()).view(slot.sharded_shape));
+    }
+  }
+  const FlatMemory::Piece* piece = piece_of(bucket);
+  if (piece != nullptr && (!strategy_.steps_early || keeps_stepped_)) {
+    count_path("gradients stored on " + std::string(name(piece->block->tier())));
+    piece->block->store(own.result, state_.layout.units().groups[static_cast<size_t>(bucket.group)].name);
+  }
+  if (!strategy_.steps_early) own.result = at::Tensor();
+}
+
+at::Tensor GradientSums::result(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  transfers_.wait(own.last);
+  if (own.result.defined()) return own.result;
+  return at::zeros({bucket.sharded_count}, state_.gradients.options());
+}
+
+void GradientSums::release(const Bucket& bucket) {
+  buckets_[static_cast<size_t>(bucket.index)].result = at::Tensor();
+}
+
+void GradientSums::clear_away(const Bucket& bucket) {
+  if (bucket.sharded_count == 0) return;
+  const HostAccess access(*strategy_.tiers);
+  constexpr int64_t kElements = int64_t{1} << 20;  // at a time: whole pages of the disk
+  for (int64_t done = 0; done < bucket.sharded_count; done += kElements) {
+    const int64_t count = std::min(kElements, bucket.sharded_count - done);
+    state_.gradients.write(bucket.sharded_offset + done, at::zeros({count}, state_.gradients.options()));
+  }
+}
+
+}  // namespace caravan

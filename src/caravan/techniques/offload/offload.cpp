@@ -1,0 +1,37 @@
+#include "caravan/techniques/offload/offload.h"
+
+#include <algorithm>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+
+void add_offload(Strategy& strategy, const OffloadOptions& options) {
+  const auto tiers = {options.optimizer, options.parameters, options.gradients, options.activations};
+  if (std::ranges::all_of(tiers, [](Tier tier) { return tier == Tier::device; })) return;
+  if (std::ranges::find(tiers, Tier::disk) != tiers.end() && options.disk_dirs.empty()) {
+    throw UsageError({"offload", "disk_dirs", "no folder for what is offloaded to disk", "",
+                      "set it to folders on local disks"});
+  }
+  if (strategy.stashes_weights() || strategy.unsharded_memory == UnshardedMemory::versions) {
+    throw UsageError({"offload", strategy.name, "keeps versions of whole weights on the device", "",
+                      "use ranks that step together, or no offload"});
+  }
+  strategy.optimizer_tier = options.optimizer;
+  strategy.parameters_tier = options.parameters;
+  strategy.gradients_tier = options.gradients;
+  strategy.activations_tier = options.activations;
+  strategy.disk_dirs = options.disk_dirs;
+  strategy.fetch_ahead = options.prefetch;
+  if (options.parameters != Tier::device) {
+    strategy.unsharded_memory = UnshardedMemory::freed;
+    strategy.gathers.free_after_forward = true;
+  }
+  // Ranks that share unsharded parameters may still read what an early step writes.
+  const bool shares = strategy.unsharded_memory == UnshardedMemory::shared;
+  strategy.steps_early = options.steps_early && options.gradients != Tier::device && !shares;
+  if (options.activations == Tier::device) return;
+  for (Strategy::Unit& unit : strategy.units) unit.moves_activations = true;
+}
+
+}  // namespace caravan

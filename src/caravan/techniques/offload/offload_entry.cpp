@@ -1,0 +1,76 @@
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "caravan/registry/registry.h"
+
+namespace caravan {
+namespace {
+
+constexpr std::array<const char*, 4> kOffloadKinds{"optimizer", "parameters", "gradients", "activations"};
+
+SettingKey tier_key(const char* name, const std::string& help) {
+  return {{name, OnResume::free},
+          help + ": \"none\" (the device), \"host\", \"disk\", or \"auto\": the least that fits device_budget",
+          "none",
+          one_of({"none", "host", "disk", "auto"})};
+}
+
+bool uses(const Setting& setting, const char* tier) {
+  return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return setting.text(kind) == tier; });
+}
+
+bool is_used(const Setting& setting) { return uses(setting, "host") || uses(setting, "disk") || uses(setting, "auto"); }
+
+SettingKey with(SettingKey key, std::function<std::string(const Setting&)> idle) {
+  key.idle = std::move(idle);
+  return key;
+}
+
+std::string idle_without_offload(const Setting& setting) {
+  return is_used(setting) ? "" : "is used if something is offloaded only";
+}
+
+std::string idle_without_disk(const Setting& setting) {
+  return uses(setting, "disk") || uses(setting, "auto") ? "" : "is used with \"disk\" or \"auto\" only";
+}
+
+}  // namespace
+
+Entry offload_entry() {
+  return {.family = "offload",
+          .name = "tiers",
+          .summary = "what the device does not need rests in host memory or on disk",
+          .paper = "Ren et al., arXiv 2101.06840; Rajbhandari et al., arXiv 2104.07857",
+          .keys = {tier_key("optimizer", "where moments and fp32 parameters rest; the host steps them"),
+                   tier_key("parameters", "where parameters rest while their unit does not run"),
+                   tier_key("gradients", "where reduced gradients rest"),
+                   tier_key("activations", "where what backward needs rests"),
+                   {{"device_budget", OnResume::free, AcrossRanks::differ},
+                    "the most that the device of a rank may hold, such as \"1.5G\"; \"\": no limit",
+                    std::string(),
+                    byte_count()},
+                   with({{"disk_dirs", OnResume::free, AcrossRanks::differ},
+                         "folders on local disks; data is striped over them",
+                         std::vector<std::string>(),
+                         list_of_texts()},
+                        idle_without_disk),
+                   with({{"prefetch", OnResume::free}, "units loaded ahead", int64_t{1}, whole_number({0, 16})},
+                        idle_without_offload)},
+          .traits =
+              [](const Setting& setting) {
+                Traits traits = usual_traits_of(setting);
+                if (is_used(setting)) {
+                  traits.needs[Trait::offloads] = "its state cannot rest outside of the device (section offload)";
+                }
+                return traits;
+              },
+          .check = [](const Setting& setting, int64_t) -> std::optional<Misfit> {
+            if (!uses(setting, "disk") || !setting.texts("disk_dirs").empty()) return std::nullopt;
+            return Misfit{"offload.disk_dirs", "names no folder for what is offloaded to disk",
+                          "set it to folders on local disks"};
+          }};
+}
+
+}  // namespace caravan
