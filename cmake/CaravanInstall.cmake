@@ -20,7 +20,10 @@ endif()
 # CMAKE_INSTALL_RPATH_USE_LINK_PATH leaves out folders below the source tree, where ./caravan puts its
 # own libtorch.
 set(run_path ${LIBTORCH_ROOT}/lib)
-foreach(library pcre2 utf8proc crypto zlib zstd)
+foreach(library pcre2 utf8proc crypto zlib zstd uring)
+  if(NOT TARGET Caravan::${library})
+    continue()
+  endif()
   get_target_property(location Caravan::${library} IMPORTED_LOCATION)
   get_filename_component(folder ${location} DIRECTORY)
   if(folder MATCHES "^${PROJECT_SOURCE_DIR}/")
@@ -54,6 +57,10 @@ install(CODE "
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" matched ${Libtorch_VERSION})
 set(Libtorch_VERSION_MAJOR ${CMAKE_MATCH_1})
 set(Libtorch_VERSION_MINOR ${CMAKE_MATCH_2})
+set(uring_was_found OFF)
+if(TARGET Caravan::uring)
+  set(uring_was_found ON)
+endif()
 configure_package_config_file(cmake/CaravanConfig.cmake.in ${PROJECT_BINARY_DIR}/CaravanConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/CaravanConfigVersion.cmake COMPATIBILITY SameMinorVersion)

@@ -1,18 +1,20 @@
 #!/bin/sh
 # scripts/ci_tools.sh: installs what .ci/run needs besides a compiler: the checkers, which are silent where they are
-# missing, and Apache Arrow in .caravan/arrow, so that the tests of tables run. As root where a package is missing.
+# missing, liburing, without which the disk tier uses threads, and Apache Arrow in .caravan/arrow, so that the tests of
+# tables run. As root where a package is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
 missing=
-while read -r package command; do
-  command -v "$command" >/dev/null || missing="$missing $package"
+while read -r package thing; do
+  command -v "$thing" >/dev/null || [ -e "/usr/include/$thing" ] || missing="$missing $package"
 done <<'END'
 clang-format-14 clang-format-14
 clang-tidy-14 clang-tidy-14
 shellcheck shellcheck
 python3-pip pip3
 iproute2 ip
+liburing-dev liburing.h
 END
 if [ -n "$missing" ]; then
   echo "installing$missing"

@@ -64,7 +64,10 @@ END
     missing="$missing python3 python3-venv"
     missing_things="$missing_things python3-with-venv"
   fi
-  # ccache only speeds up later builds: it is installed along with others, but never asked for alone.
+  # ccache speeds up later builds, liburing (io_uring) the disk tier: installed along with others, never asked for alone.
+  if [ -n "$missing" ] && ! [ -e /usr/include/liburing.h ] && ! is_there liburing.h; then
+    missing="$missing liburing-dev"
+  fi
   if [ -n "$missing" ] && ! command -v ccache >/dev/null; then missing="$missing ccache"; fi
   missing=${missing# }
   missing_things=${missing_things# }

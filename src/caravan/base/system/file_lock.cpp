@@ -11,9 +11,17 @@
 namespace caravan {
 namespace {
 
-/// A lock of the open file rather than of the process (F_SETLK): closing another descriptor of the same file does not
-/// release it, and two locks of one process exclude each other. NFS supports both.
-int try_lock(int descriptor) {
+std::string read_note(int descriptor) {
+  std::array<char, 512> text{};
+  const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
+  return got > 0 ? std::string(text.data(), static_cast<size_t>(got)) : "";
+}
+
+}  // namespace
+
+// A lock of the open file rather than of the process (F_SETLK): closing another descriptor of the same file does not
+// release it, and two locks of one process exclude each other. NFS supports both.
+int try_lock_file(int descriptor) noexcept {
   struct flock whole {};
   whole.l_type = F_WRLCK;
   whole.l_whence = SEEK_SET;
@@ -24,18 +32,10 @@ int try_lock(int descriptor) {
   return result == 0 ? 0 : errno;
 }
 
-std::string read_note(int descriptor) {
-  std::array<char, 512> text{};
-  const ssize_t got = ::pread(descriptor, text.data(), text.size(), 0);
-  return got > 0 ? std::string(text.data(), static_cast<size_t>(got)) : "";
-}
-
-}  // namespace
-
 FileLock::FileLock(const std::filesystem::path& path, std::string_view note, std::string_view op) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor < 0) throw_file_error(op, path, "cannot be opened", errno);
-  const int error = try_lock(descriptor);
+  const int error = try_lock_file(descriptor);
   if (error != 0) {
     is_supported_ = error == EAGAIN || error == EACCES;
     if (is_supported_) holder_ = read_note(descriptor);

@@ -6,6 +6,10 @@
 
 namespace caravan {
 
+/// Tries to lock an open file exclusively, without waiting, until its last descriptor is closed: by the end of the
+/// process at the latest. Returns 0 or an errno: EAGAIN or EACCES if another has the lock, else there are no locks.
+int try_lock_file(int descriptor) noexcept;
+
 /// An exclusive lock, as a file: at most one FileLock of a path is held at a time, over all processes and hosts that
 /// see the file. The kernel releases it when the process ends, even if it is killed; the file itself stays.
 class FileLock {
