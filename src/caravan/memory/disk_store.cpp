@@ -22,12 +22,6 @@
 namespace caravan {
 namespace {
 
-using disk::Page;
-using disk::Request;
-using disk::StoredBlock;
-using disk::StoreFile;
-using disk::Transfer;
-
 constexpr int kThreads = 4;  // for each folder: enough pages in flight to keep a disk busy
 constexpr int64_t kNoOffset = -1;
 
@@ -45,18 +39,19 @@ struct DiskStore::Files final : disk::TransferOwner {
   Files(const Files&) = delete;
   Files& operator=(const Files&) = delete;
 
-  StoredBlock make(int64_t bytes);
+  disk::StoredBlock make(int64_t bytes);
   Event request(const Block& block, int64_t offset, std::byte* memory, int64_t bytes, bool is_write);
-  static void check(const StoredBlock& block, int64_t offset, const std::byte* memory, int64_t bytes, const char* what);
-  StoredBlock& find(const Block& block);
-  void start_ready(StoredBlock& block);
-  void start(Request& request);
-  std::unique_ptr<Request> take_out(Request& request);
-  void free_pages(const std::vector<Page>& pages);
-  void forget(StoredBlock& block);
+  static void check(const disk::StoredBlock& block, int64_t offset, const std::byte* memory, int64_t bytes,
+                    const char* what);
+  disk::StoredBlock& find(const Block& block);
+  void start_ready(disk::StoredBlock& block);
+  void start(disk::Request& request);
+  std::unique_ptr<disk::Request> take_out(disk::Request& request);
+  void free_pages(const std::vector<disk::Page>& pages);
+  void forget(disk::StoredBlock& block);
 
-  void begin(const Transfer& transfer) noexcept override;
-  void end(const Transfer& transfer, int error) noexcept override;
+  void begin(const disk::Transfer& transfer) noexcept override;
+  void end(const disk::Transfer& transfer, int error) noexcept override;
 
   Options options;
   std::vector<std::string> notes;
@@ -66,10 +61,13 @@ struct DiskStore::Files final : disk::TransferOwner {
   size_t next_file = 0;
   int64_t next_id = 0;
   int64_t bytes_held = 0;
-  std::unordered_map<int64_t, StoredBlock> blocks;
+  std::unordered_map<int64_t, disk::StoredBlock> blocks;
+  /// Kept, so that no error ends on an engine's thread while another reads it: libstdc++ counts its references where
+  /// ThreadSanitizer does not see it.
+  std::vector<std::unique_ptr<disk::Request>> failed;
   std::atomic<int64_t> bytes_written{0};
   std::atomic<int64_t> bytes_read{0};
-  std::vector<std::unique_ptr<StoreFile>> files;  ///< last: their engines use the others
+  std::vector<std::unique_ptr<disk::StoreFile>> files;  ///< last: their engines use the others
 };
 
 namespace {
@@ -104,7 +102,7 @@ DiskStore::Files::Files(Options given) : options(std::move(given)) {
   if (options.folders.empty()) refuse_call("folders", "there are none");
   if (options.queue_depth < 1) refuse_call("queue_depth", fmt::format("is {}", options.queue_depth));
   for (auto& folder : options.folders) folder = disk::prepare_folder(folder);
-  for (const auto& folder : options.folders) files.push_back(std::make_unique<StoreFile>(folder, options.owner));
+  for (const auto& folder : options.folders) files.push_back(std::make_unique<disk::StoreFile>(folder, options.owner));
   check_expected_bytes(options.folders, options.expected_bytes);
   for (const auto& one : files) {
     const int descriptor = one->file.descriptor();
@@ -123,17 +121,17 @@ DiskStore::Files::~Files() {
   is_idle.wait(lock, [&] { return num_requests == 0; });
 }
 
-StoredBlock DiskStore::Files::make(int64_t bytes) {
+disk::StoredBlock DiskStore::Files::make(int64_t bytes) {
   // What the disk can never hold is refused before its pages are counted.
   const int64_t each = bytes / static_cast<int64_t>(files.size());
   for (const auto& one : files) {
     if (each > one->space.size()) disk::need_free_bytes(one->file.folder(), each - one->space.size());
   }
-  StoredBlock block{.id = next_id, .bytes = bytes};
+  disk::StoredBlock block{.id = next_id, .bytes = bytes};
   std::vector<int64_t> lacking(files.size(), 0);
   for (int64_t i = 0; i < num_pages(bytes); ++i) {
     const size_t file = (next_file + static_cast<size_t>(i)) % files.size();
-    Page page{.file = file, .bytes = std::min(kPage, bytes - i * kPage)};
+    disk::Page page{.file = file, .bytes = std::min(kPage, bytes - i * kPage)};
     page.offset = files[file]->space.take(padded(page.bytes)).value_or(kNoOffset);
     if (page.offset == kNoOffset) lacking[file] += padded(page.bytes);
     block.pages.push_back(page);
@@ -149,20 +147,20 @@ StoredBlock DiskStore::Files::make(int64_t bytes) {
     free_pages(block.pages);
     throw;
   }
-  for (Page& page : block.pages) {
+  for (disk::Page& page : block.pages) {
     if (page.offset == kNoOffset) page.offset = files[page.file]->space.take(padded(page.bytes)).value();
   }
   next_file = (next_file + block.pages.size()) % files.size();
   return block;
 }
 
-void DiskStore::Files::free_pages(const std::vector<Page>& pages) {
-  for (const Page& page : pages) {
+void DiskStore::Files::free_pages(const std::vector<disk::Page>& pages) {
+  for (const disk::Page& page : pages) {
     if (page.offset != kNoOffset) files[page.file]->space.give(page.offset, padded(page.bytes));
   }
 }
 
-StoredBlock& DiskStore::Files::find(const Block& block) {
+disk::StoredBlock& DiskStore::Files::find(const Block& block) {
   const auto found = blocks.find(block.id);
   if (found == blocks.end() || found->second.is_released) {
     refuse_call("block", fmt::format("{} is not one of this store, or was released", block.id));
@@ -170,7 +168,7 @@ StoredBlock& DiskStore::Files::find(const Block& block) {
   return found->second;
 }
 
-void DiskStore::Files::check(const StoredBlock& block, int64_t offset, const std::byte* memory, int64_t bytes,
+void DiskStore::Files::check(const disk::StoredBlock& block, int64_t offset, const std::byte* memory, int64_t bytes,
                              const char* what) {
   const bool is_inside = offset >= 0 && bytes >= 0 && offset <= block.bytes && bytes <= block.bytes - offset;
   const bool is_whole = offset % kPage == 0 && (bytes % kPage == 0 || offset + bytes == block.bytes);
@@ -184,17 +182,17 @@ void DiskStore::Files::check(const StoredBlock& block, int64_t offset, const std
 
 Event DiskStore::Files::request(const Block& block, int64_t offset, std::byte* memory, int64_t bytes, bool is_write) {
   const std::lock_guard lock(mutex);
-  StoredBlock& stored = find(block);
+  disk::StoredBlock& stored = find(block);
   check(stored, offset, memory, bytes, is_write ? "write" : "read");
   if (bytes == 0) return {};
-  auto request = std::make_unique<Request>();
+  auto request = std::make_unique<disk::Request>();
   request->block = &stored;
   request->is_write = is_write;
   request->memory = memory;
   request->first_page = static_cast<size_t>(offset / kPage);
   request->num_pages = static_cast<size_t>(num_pages(bytes));
   request->num_left = request->num_pages;
-  Event event(request->promise.get_future().share());
+  Event event(request->report.get_future().share());
   stored.requests.push_back(std::move(request));
   ++num_requests;
   start_ready(stored);
@@ -202,7 +200,7 @@ Event DiskStore::Files::request(const Block& block, int64_t offset, std::byte* m
 }
 
 /// Starts what no earlier request of the block has to precede.
-void DiskStore::Files::start_ready(StoredBlock& block) {
+void DiskStore::Files::start_ready(disk::StoredBlock& block) {
   for (auto one = block.requests.begin(); one != block.requests.end(); ++one) {
     if ((*one)->is_started) continue;
     const auto is_before = [&](const auto& earlier) { return (*one)->conflicts(*earlier); };
@@ -210,11 +208,11 @@ void DiskStore::Files::start_ready(StoredBlock& block) {
   }
 }
 
-void DiskStore::Files::start(Request& request) {
+void DiskStore::Files::start(disk::Request& request) {
   request.is_started = true;
-  std::vector<std::vector<Transfer>> parts(files.size());
+  std::vector<std::vector<disk::Transfer>> parts(files.size());
   for (size_t i = 0; i < request.num_pages; ++i) {
-    const Page& page = request.block->pages[request.first_page + i];
+    const disk::Page& page = request.block->pages[request.first_page + i];
     parts[page.file].push_back({.request = &request,
                                 .page = request.first_page + i,
                                 .file = page.file,
@@ -231,16 +229,16 @@ void DiskStore::Files::start(Request& request) {
 }
 
 // Only requests in order touch a page, so that its hash needs no lock.
-void DiskStore::Files::begin(const Transfer& transfer) noexcept {
+void DiskStore::Files::begin(const disk::Transfer& transfer) noexcept {
   if (!transfer.is_write) return;
-  Page& page = transfer.request->block->pages[transfer.page];
+  disk::Page& page = transfer.request->block->pages[transfer.page];
   page.hash = content_hash(std::span<const std::byte>(transfer.memory, static_cast<size_t>(page.bytes)));
   page.is_written = true;
 }
 
-void DiskStore::Files::end(const Transfer& transfer, int error) noexcept {
-  Request& request = *transfer.request;
-  const Page& page = request.block->pages[transfer.page];
+void DiskStore::Files::end(const disk::Transfer& transfer, int error) noexcept {
+  disk::Request& request = *transfer.request;
+  const disk::Page& page = request.block->pages[transfer.page];
   const std::filesystem::path& path = files[transfer.file]->file.path();
   std::exception_ptr failure;
   if (error != 0) {
@@ -250,26 +248,26 @@ void DiskStore::Files::end(const Transfer& transfer, int error) noexcept {
     if (found != page.hash) failure = disk::wrong_page(path, page, found);
   }
   if (error == 0) (transfer.is_write ? bytes_written : bytes_read) += page.bytes;
-  std::unique_ptr<Request> complete;
+  std::unique_ptr<disk::Request> complete;
   {
     const std::lock_guard lock(mutex);
     files[transfer.file]->end(error == 0 ? transfer.bytes : 0);
-    if (failure && !request.error) request.error = failure;
+    if (failure && !request.error) request.error = std::move(failure);
     if (--request.num_left > 0) return;
     complete = take_out(request);
   }
-  if (complete->error) {
-    complete->promise.set_exception(complete->error);
-  } else {
-    complete->promise.set_value();
-  }
+  const bool has_failed = complete->error != nullptr;
+  complete->report();
+  if (!has_failed) return;
+  const std::lock_guard lock(mutex);
+  failed.push_back(std::move(complete));
 }
 
 /// Of the block's requests, all of whose transfers have ended.
-std::unique_ptr<Request> DiskStore::Files::take_out(Request& request) {
-  StoredBlock& block = *request.block;
-  const auto place = std::ranges::find(block.requests, &request, &std::unique_ptr<Request>::get);
-  std::unique_ptr<Request> taken = std::move(*place);
+std::unique_ptr<disk::Request> DiskStore::Files::take_out(disk::Request& request) {
+  disk::StoredBlock& block = *request.block;
+  const auto place = std::ranges::find(block.requests, &request, &std::unique_ptr<disk::Request>::get);
+  std::unique_ptr<disk::Request> taken = std::move(*place);
   block.requests.erase(place);
   if (block.is_released && block.requests.empty()) {
     forget(block);
@@ -280,7 +278,7 @@ std::unique_ptr<Request> DiskStore::Files::take_out(Request& request) {
   return taken;
 }
 
-void DiskStore::Files::forget(StoredBlock& block) {
+void DiskStore::Files::forget(disk::StoredBlock& block) {
   free_pages(block.pages);
   blocks.erase(block.id);
 }
@@ -291,7 +289,7 @@ DiskStore::~DiskStore() = default;
 DiskStore::Block DiskStore::make(int64_t bytes) {
   if (bytes < 0) refuse_call("make", fmt::format("{} bytes", bytes));
   const std::lock_guard lock(files_->mutex);
-  StoredBlock block = files_->make(bytes);
+  disk::StoredBlock block = files_->make(bytes);
   const int64_t id = files_->next_id++;
   files_->blocks.emplace(id, std::move(block));
   files_->bytes_held += bytes;
@@ -300,7 +298,7 @@ DiskStore::Block DiskStore::make(int64_t bytes) {
 
 void DiskStore::release(const Block& block) {
   const std::lock_guard lock(files_->mutex);
-  StoredBlock& stored = files_->find(block);
+  disk::StoredBlock& stored = files_->find(block);
   files_->bytes_held -= stored.bytes;
   stored.is_released = true;
   if (stored.requests.empty()) files_->forget(stored);

@@ -6,6 +6,7 @@
 #include <future>
 #include <list>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "caravan/base/content_hash.h"
@@ -32,7 +33,10 @@ struct Request {
   bool is_started = false;
   size_t num_left = 0;       ///< pages
   std::exception_ptr error;  ///< the first
-  std::promise<void> promise;
+  /// Completes the event.
+  std::packaged_task<void()> report{[this] {
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
+  }};
 
   /// Whether the order of both matters.
   bool conflicts(const Request& other) const noexcept {
