@@ -1,5 +1,6 @@
 #include "caravan/engine/agreement.h"
 
+
 #include <fmt/format.h>
 
 #include "caravan/comm/calls/same.h"

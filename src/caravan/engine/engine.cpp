@@ -1,5 +1,7 @@
 #include "caravan/engine/engine.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
@@ -78,6 +80,9 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
   unsharded_->refresh();
   if (strategy_.stashes_weights())
     versions_ = std::make_unique<WeightVersions>(state_, unsharded_->dtype(), strategy_.batch_of_versions);
+  const auto moves = [](const Strategy::Unit& unit) { return unit.moves_activations; };
+  if (strategy_.activations_tier != Tier::device && std::ranges::any_of(strategy_.units, moves))
+    activations_ = std::make_unique<Activations>(strategy_.tiers, strategy_.activations_tier);
   add_unit_hooks();
 }
 
@@ -138,6 +143,7 @@ void Engine::start(int num_micro_batches) {
   ++num_steps_;
   transfers_.clear();
   weight_work_.begin_step();
+  if (activations_ != nullptr) activations_->begin_step();
   unsharded_->refresh();
   if (versions_ != nullptr) versions_->begin_step();
   gradients_->begin_step();
@@ -188,6 +194,7 @@ void Engine::end_step() {
   TraceLog::end_lap();
   gradients_->finish();
   end_reading();
+  if (activations_ != nullptr) activations_->settle();
   if (strategy_.is_offloaded()) {
     strategy_.tiers->finish_stores();
     strategy_.tiers->check();
@@ -295,6 +302,7 @@ void Engine::reach(const Action& event) {
   check_present();
   count_path(path_of(event.kind));
   weight_work_.reach();
+  if (activations_ != nullptr) activations_->settle();
   if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
   if (event.kind == Action::Kind::backward) {
     weight_work_.begin(event, mode_ == Mode::following && cursor_.has_weight_entry(event));
@@ -302,6 +310,9 @@ void Engine::reach(const Action& event) {
   if (mode_ == Mode::recording) {
     gather_for(event.unit);
     recorder_.add(event);
+    if (activations_ != nullptr && event.kind == Action::Kind::forward) activations_->evict_ended();
+    if (activations_ != nullptr && event.kind == Action::Kind::backward)
+      activations_->fetch(event.unit, event.micro_batch);
   } else if (mode_ == Mode::following) {
     perform_until_event();
     if (cursor_.is_at_end() || !(cursor_.entry() == event)) refuse(event, "comes out of order");
@@ -346,7 +357,10 @@ void Engine::move(const Action& entry) {
   switch (entry.moved) {
     case Action::Moved::parameters: unsharded_->fetch(entry.unit); break;
     case Action::Moved::gradients: fetches ? gradients_->fetch(entry.unit) : gradients_->evict(entry.unit); break;
-    case Action::Moved::activations: break;
+    case Action::Moved::activations:
+      if (activations_ == nullptr) break;
+      fetches ? activations_->fetch(entry.unit, entry.micro_batch) : activations_->evict(entry.unit, entry.micro_batch);
+      break;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "caravan/engine/activations.h"
 #include "caravan/engine/attendance.h"
 #include "caravan/engine/flat/unsharded.h"
 #include "caravan/engine/flat/weight_versions.h"
@@ -180,6 +181,7 @@ class Engine : private GradientSink {
   std::unique_ptr<GradientSums> gradients_;
   std::unique_ptr<ModelBuffers> buffers_;
   std::unique_ptr<WeightVersions> versions_;
+  std::unique_ptr<Activations> activations_;   ///< null unless some unit moves its activations
   std::vector<Parameter*> trained_;            ///< parameters whose sink this is
   std::vector<at::Tensor> sharded_gradients_;  ///< by slot; become .grad
   std::vector<at::Tensor> no_gradients_;       ///< by slot; .grad of unsharded parameters of user code that have no

@@ -90,7 +90,8 @@ void Engine::check_agreement() const {
       {"initialise", options_.initialise ? "true" : "false"},
       {"seed", std::to_string(options_.seed)}};
   for (const Units::Unit& unit : state_.layout.units().units) {
-    facts.push_back({"unit " + unit.name, fmt::format("stage {}", unit.stage)});
+    facts.push_back({"unit " + unit.name,
+                     fmt::format("stage {}{}", unit.stage, unit.moves_activations ? ", moves activations" : "")});
   }
   const auto& recomputed = strategy_.recomputed;
   facts.push_back({"recompute", fmt::format("{} modules: {}", recomputed.size(), fmt::join(recomputed, " "))});
@@ -117,6 +118,10 @@ void Engine::check_agreement() const {
                       "every rank takes part in the gathers of '" + group.name +
                           "', so all run the units in one order, which may not change",
                       "", "leave static_graph true, or use ddp, which gathers nothing"});
+  }
+  if (strategy_.activations_tier != Tier::device && strategy_.tiers == nullptr) {
+    throw UsageError({strategy_.name, "activations_tier", "there is no memory beyond the device", mesh_.where(),
+                      "set Strategy::tiers"});
   }
   check_dtypes();
   for (const Bucket& bucket : state_.layout.buckets()) {

@@ -45,6 +45,8 @@ Tensors Engine::run_unit(int unit, Module& module, Tensors inputs, const Forward
   reach({.kind = is_forward ? Kind::forward : Kind::recompute, .unit = unit, .micro_batch = micro_batch});
   const TraceSpan span(TraceLog::kCompute, is_forward ? "forward" : "recompute", module.name(),
                        {{"micro_batch", micro_batch}});
+  const bool captures = is_forward && strategy_.units[static_cast<size_t>(unit)].moves_activations;
+  const Activations::Scope scope(activations_.get(), unit, micro_batch, captures);
   if (context.micro_batch == micro_batch) {
     outputs = next(std::move(inputs), context);
   } else {

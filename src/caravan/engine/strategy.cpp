@@ -137,6 +137,13 @@ void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis
   strategy.batch_layout = strategy.batch_layout.moved(axis, Shard{0});
 }
 
+void move_activations(Strategy& strategy, Tier tier) {
+  strategy.activations_tier = tier;
+  for (Strategy::Unit& unit : strategy.units) {
+    unit.moves_activations = tier != Tier::device && &unit != &strategy.units.back();
+  }
+}
+
 void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory) {
   if (!strategy.stashes_weights()) strategy.unsharded_memory = memory;
 }

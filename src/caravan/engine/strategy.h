@@ -165,6 +165,10 @@ void add_plan(Strategy& strategy, std::shared_ptr<const AppliedPlan> plan);
 /// sharded ones stay I. This is data parallelism, except for how parameters are sharded.
 void add_data_axis(Strategy& strategy, const Mesh& mesh, const std::string& axis);
 
+/// Moves the activations of all units but the last to host or disk between their forward and their backward; the
+/// backward of the last follows its forward. Needs strategy.tiers.
+void move_activations(Strategy& strategy, Tier tier);
+
 /// Sets strategy.unsharded_memory for a technique that gathers parameters. Stashed weights stay so: the Engine then
 /// names the gathered parameter that does not fit.
 void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory);

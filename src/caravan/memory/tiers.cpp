@@ -297,7 +297,9 @@ void TierBlock::end() noexcept {
   tiers_ = nullptr;
 }
 
-Event TierBlock::store(const at::Tensor& from, const std::string& what) {
+Event TierBlock::store(const at::Tensor& from, const std::string& what) { return start_store(from, what); }
+
+Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
   tiers_->traffic_.to_host += bytes_;
   if (tier_ == Tier::disk) tiers_->traffic_.to_disk += bytes_;
   if (tiers_->is_meta()) {

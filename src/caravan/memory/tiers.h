@@ -39,6 +39,8 @@ class TierBlock {
   /// elements of `element_bytes` here, to the contents, where these are.
   using Add = std::function<void(void* ours, const void* theirs, int64_t count)>;
   Event add(const at::Tensor& from, int64_t element_bytes, Add add, const std::string& what);
+  /// The same for a caller who keeps `from` alive himself, and waits for several stores together.
+  Event start_store(const at::Tensor& from, const std::string& what);
   /// Copies the contents to `to`, a contiguous device tensor of bytes(), after every earlier store.
   Event load(const at::Tensor& to, const std::string& what);
 

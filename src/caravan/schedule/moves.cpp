@@ -23,7 +23,9 @@ class Moves {
   }
 
   /// Whether so few events lie between the two entries that a move would end too late.
-  bool is_near(size_t from, size_t to) const { return num_events_[to] - num_events_[from] <= ahead_ + 1; }
+  bool is_near(size_t from, size_t to, size_t more = 0) const {
+    return num_events_[to] - num_events_[from] <= ahead_ + 1 + more;
+  }
 
   /// Before the event that is `ahead` events earlier than entry `at`, but after entry `after` (-1: none) and, for each
   /// kind of move, after earlier fetches.
@@ -105,7 +107,9 @@ void move_activations(Moves& moves, const Schedule& table, const Units& units) {
     }
     const auto end = ends.find({table[i].unit, micro_batch});
     if (table[i].kind != Kind::backward || end == ends.end()) continue;
-    if (!units.units[static_cast<size_t>(table[i].unit)].moves_activations || moves.is_near(end->second, i)) continue;
+    // A store takes an event: they are worth a move only if there is another before their fetch.
+    const bool is_near = moves.is_near(end->second, i, /*more=*/1);
+    if (!units.units[static_cast<size_t>(table[i].unit)].moves_activations || is_near) continue;
     Action move{
         .kind = Kind::evict, .unit = table[i].unit, .micro_batch = micro_batch, .moved = Moved::activations};
     moves.add_after(move, end->second);

@@ -160,7 +160,7 @@ std::vector<std::vector<int>> additions(const Schedule& table, const Units& unit
 Schedule with_reductions(const Schedule& table, const Units& units, bool each_micro_batch = false);
 
 /// Adds fetches and evictions to a table with gathers and reductions. A fetch begins `ahead` events before what needs
-/// it, but after the eviction of the same; what is needed again within `ahead` events stays.
+/// it, but after the eviction of the same; what is needed again within `ahead` events stays, activations within one more.
 Schedule with_moves(const Schedule& table, const Units& units, int ahead);
 
 /// Adds the step of each group that steps_early: after the last reduction of the next one, so that its own is not waited
