@@ -85,7 +85,7 @@ class CpuDevice final : public Accelerator {
       throw ResourceError({.op = "device", .subject = "allocate", .fact = "the system has no memory left"});
     }
     return {block, [charge](void* data) {
-              ::operator delete(data, std::align_val_t{64});
+              ::operator delete (data, std::align_val_t{64});
               charge.release();
             }};
   }

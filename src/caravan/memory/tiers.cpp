@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <utility>
-
 #include <sys/mman.h>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

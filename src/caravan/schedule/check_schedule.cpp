@@ -192,7 +192,8 @@ void ScheduleRun::finish(size_t rank) const {
   }
   if (!state.stored.empty()) {
     const auto [unit, micro_batch] = *state.stored.begin();
-    refuse(rank, fmt::format("activations of unit {} and micro-batch {} are evicted and never fetched", unit, micro_batch));
+    refuse(rank,
+           fmt::format("activations of unit {} and micro-batch {} are evicted and never fetched", unit, micro_batch));
   }
   const bool has_update = !state.table->empty() && state.table->back().kind == Action::Kind::update;
   if (trains_ && !has_update) refuse(rank, "the update is missing");

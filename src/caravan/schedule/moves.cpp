@@ -93,7 +93,6 @@ void move_gradients(Moves& moves, const Schedule& table, const Units& units) {
   }
 }
 
-
 void move_activations(Moves& moves, const Schedule& table, const Units& units) {
   std::map<std::pair<int, int>, size_t> ends;  // the last event of the forward of a unit with what is inside it
   for (size_t i = 0; i < table.size(); ++i) {
@@ -110,8 +109,7 @@ void move_activations(Moves& moves, const Schedule& table, const Units& units) {
     // A store takes an event: they are worth a move only if there is another before their fetch.
     const bool is_near = moves.is_near(end->second, i, /*more=*/1);
     if (!units.units[static_cast<size_t>(table[i].unit)].moves_activations || is_near) continue;
-    Action move{
-        .kind = Kind::evict, .unit = table[i].unit, .micro_batch = micro_batch, .moved = Moved::activations};
+    Action move{.kind = Kind::evict, .unit = table[i].unit, .micro_batch = micro_batch, .moved = Moved::activations};
     moves.add_after(move, end->second);
     move.kind = Kind::fetch;
     moves.add_fetch(move, i, static_cast<std::ptrdiff_t>(end->second));

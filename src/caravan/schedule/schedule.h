@@ -79,7 +79,7 @@ struct Units {
     bool is_trained = true;
     bool is_gathered = false;  ///< its unsharded parameters need a gather before use
     bool is_joint = false;     ///< used by stages of several ranks: gathered and reduced once a step, by all of them
-    bool is_fetched = false;   ///< its parameters rest outside of the device: is_gathered, and a fetch precedes a gather
+    bool is_fetched = false;  ///< its parameters rest outside of the device: is_gathered, and a fetch precedes a gather
     bool moves_gradients = false;  ///< its sums are away between micro-batches
     bool steps_early = false;      ///< it is updated as soon as its last reduction has begun
   };

@@ -38,10 +38,10 @@ class ScheduleRun {
     std::map<int, int> num_reductions;          // of each group, in the whole table
     std::set<std::pair<int, int>> has_reduced;  // group and micro-batch
     std::set<std::pair<int, int>> unreduced;    // the same: something was added and is not reduced yet
-    std::set<int> fetched;                              // groups whose parameters are fetched and not gathered yet
-    std::set<int> away;                                 // groups whose sums are evicted
-    std::set<std::pair<int, int>> stored;               // unit and micro-batch of activations that are evicted
-    std::set<int> stepped;                              // groups that have stepped
+    std::set<int> fetched;                      // groups whose parameters are fetched and not gathered yet
+    std::set<int> away;                         // groups whose sums are evicted
+    std::set<std::pair<int, int>> stored;       // unit and micro-batch of activations that are evicted
+    std::set<int> stepped;                      // groups that have stepped
     std::vector<size_t> of_joint;               // positions of gathers and reductions of joint groups
   };
   using Done = std::vector<std::set<int>>;  // micro-batches, by stage
