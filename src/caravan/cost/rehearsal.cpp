@@ -71,6 +71,7 @@ class Watch final : public TraceLog {
   /// Reads the counter a last time, and adds what was seen since restart() to `rehearsal`.
   void finish(Rehearsal& rehearsal);
   const Sums& sums() const noexcept { return sums_; }
+  const MemoryBytes& host_peak() const noexcept { return host_peak_; }
 
  private:
   struct Open {
@@ -88,7 +89,7 @@ class Watch final : public TraceLog {
   std::vector<Open> open_;  ///< spans, in the order in which they began
   Sums sums_;
   size_t next_ = 0;
-  MemoryBytes peak_{};
+  MemoryBytes peak_{}, host_peak_{};
   std::string peak_event_;
 };
 
@@ -102,6 +103,8 @@ void Watch::look() noexcept {
     peak_ = peak;
     peak_event_ = event.what;
   }
+  const MemoryBytes host{memory_.at_peak(Tier::host)};
+  if (host.total() > host_peak_.total()) host_peak_ = host;
   memory_.reset_peak();
   event.after = MemoryBytes{memory_.at_peak()};
 }
@@ -109,6 +112,7 @@ void Watch::look() noexcept {
 size_t Watch::begin(std::string_view row, std::string span, Args args) {
   look();
   const size_t number = next_++;
+  if (row.ends_with(" host") || row.ends_with(" disk")) return number;  // copies between tiers
   if (row == kWait) {
     // For the first call of this name that is still in flight. Nothing is computed meanwhile if no event has begun.
     const auto waited = std::ranges::find_if(open_, [&](const Open& open) { return open.call && open.name == span; });
@@ -168,6 +172,13 @@ void Watch::finish(Rehearsal& rehearsal) {
 
 }  // namespace
 
+void Rehearsal::Moved::add(const MemoryCounter::Moved& before, const MemoryCounter::Moved& after, double times) {
+  to_host += times * static_cast<double>(after.to_host - before.to_host);
+  from_host += times * static_cast<double>(after.from_host - before.from_host);
+  to_disk += times * static_cast<double>(after.to_disk - before.to_disk);
+  from_disk += times * static_cast<double>(after.from_disk - before.from_disk);
+}
+
 double Rehearsal::bytes_sent() const noexcept {
   double bytes = 0;
   for (const SentCalls& calls : sent) bytes += calls.bytes;
@@ -211,19 +222,35 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
     watch->restart("start");
     steps.step();
     watch->restart("start");
+    MemoryCounter::Moved before = memory->moved();
     steps.step();
+    MemoryCounter::Moved after = memory->moved();
+    const auto add_whole = [&rehearsal, first = before, last = after](double times) {
+      rehearsal.moved.add(first, last, times);
+    };
+    add_whole(1);
     watch->finish(rehearsal);
     rehearsal.held_bytes = held.peak_bytes();
+    rehearsal.host = watch->host_peak();
+    rehearsal.disk_bytes = memory->live_bytes(Tier::disk);
     const Sums whole = watch->sums();
     Sums sums = whole;
     for (const RehearsedSteps::Shorter& shorter : steps.shorter) {
       if (shorter.is_run_twice) shorter.run();
       watch->restart("start");
+      before = memory->moved();
       shorter.run();
+      after = memory->moved();
+      add_whole(shorter.times);
+      rehearsal.moved.add(before, after, -shorter.times);
       for (const auto& [key, one] : whole) add(sums, one, shorter.times);
       for (const auto& [key, one] : watch->sums()) add(sums, one, -shorter.times);
     }
     rehearsal.sent = values(sums);
+    for (double* number : {&rehearsal.moved.to_host, &rehearsal.moved.from_host, &rehearsal.moved.to_disk,
+                           &rehearsal.moved.from_disk}) {
+      *number /= steps.num_steps;
+    }
     for (SentCalls& calls : rehearsal.sent) {
       for (double* number : {&calls.calls, &calls.bytes, &calls.exposed_bytes}) {
         *number /= steps.num_steps;

@@ -149,6 +149,7 @@ void Engine::start(int num_micro_batches) {
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
   passes_ = nullptr;
+  if (strategy_.is_offloaded()) host_guard_ = std::make_unique<HostGuard>(*strategy_.tiers);
 }
 
 void Engine::begin_step(int num_micro_batches) {
@@ -198,6 +199,7 @@ void Engine::end_step() {
   if (strategy_.is_offloaded()) {
     strategy_.tiers->finish_stores();
     strategy_.tiers->check();
+    host_guard_ = nullptr;
   }
   if (mode_ == Mode::recording) pool_->trim();  // the pool held the gradients of all units at once
   mode_ = Mode::idle;
@@ -217,6 +219,7 @@ struct Engine::Reset {
     engine.mode_ = Mode::idle;
     engine.cursor_.end();
     engine.passes_ = nullptr;
+    engine.host_guard_ = nullptr;
     engine.set_exchange(nullptr);
   }
 };
@@ -300,6 +303,10 @@ void Engine::check_skipped(const Action& first) const {
 
 void Engine::reach(const Action& event) {
   check_present();
+  if (MemoryCounter& memory = MemoryCounter::current(); memory.budget() > 0) {
+    memory.set_event(fmt::format("{} of {}, micro-batch {}", pass_name(event.kind),
+                                 name_of(state_.layout.units(), event.unit), event.micro_batch));
+  }
   count_path(path_of(event.kind));
   weight_work_.reach();
   if (activations_ != nullptr) activations_->settle();

@@ -200,6 +200,7 @@ class Engine : private GradientSink {
   Passes* passes_ = nullptr;
   StepExchange* exchange_ = nullptr;
   GroupStep group_step_;
+  std::unique_ptr<HostGuard> host_guard_;  ///< in a step
   std::vector<int> num_forwards_;                                  ///< forwards in this step, by unit
   std::vector<int> running_;                                       ///< units whose forward runs, outermost first
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <cstdlib>
-#include <optional>
 #include <set>
 
 #include <ATen/core/grad_mode.h>
@@ -25,7 +24,7 @@ double link_limit() {
   return limit == nullptr ? 0 : std::strtod(limit, nullptr);
 }
 
-/// For tests: host memory may be touched by copies and the optimizer only.
+/// For tests: in a step, host memory may be touched by copies and the optimizer only.
 bool protects_host() {
   const char* protects = std::getenv("CARAVAN_PROTECT_HOST");
   return protects != nullptr && *protects == '1';
@@ -119,10 +118,6 @@ void Engine::check_agreement() const {
                           "', so all run the units in one order, which may not change",
                       "", "leave static_graph true, or use ddp, which gathers nothing"});
   }
-  if (strategy_.activations_tier != Tier::device && strategy_.tiers == nullptr) {
-    throw UsageError({strategy_.name, "activations_tier", "there is no memory beyond the device", mesh_.where(),
-                      "set Strategy::tiers"});
-  }
   check_dtypes();
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (memory != UnshardedMemory::stashed || bucket.is_in_place()) continue;
@@ -191,8 +186,6 @@ void Engine::take_parameters() {
   make_tiers(dtype, device);
   state_.allocate(strategy_, mesh_, dtype, device);
   if (strategy_.hook != nullptr) strategy_.hook->prepare(state_.layout.trained_count(), state_.gradients.options());
-  std::optional<HostAccess> access;
-  if (strategy_.is_offloaded()) access.emplace(*strategy_.tiers);
   for (const Slot& slot : state_.layout.slots()) take_values(slot);
   share_values();
 }
@@ -218,7 +211,7 @@ int64_t Engine::disk_bytes(at::ScalarType dtype) const {
 }
 
 void Engine::make_tiers(at::ScalarType dtype, at::Device device) {
-  if (!strategy_.is_offloaded()) return;
+  if (!strategy_.is_offloaded() || strategy_.tiers != nullptr) return;
   static std::atomic<int> next{0};  // ranks may be threads of one process
   strategy_.tiers = std::make_shared<Tiers>(Tiers::Options{.disk_dirs = strategy_.disk_dirs,
                                                            .owner = fmt::format("rank_{}_{}", mesh_.rank(), next++),

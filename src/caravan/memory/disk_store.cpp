@@ -1,5 +1,6 @@
 #include "caravan/memory/disk_store.h"
 
+#include <cstring>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -246,6 +247,8 @@ void DiskStore::Files::end(const disk::Transfer& transfer, int error) noexcept {
   } else if (!transfer.is_write && page.is_written) {
     const auto found = content_hash(std::span<const std::byte>(transfer.memory, static_cast<size_t>(page.bytes)));
     if (found != page.hash) failure = disk::wrong_page(path, page, found);
+  } else if (!transfer.is_write) {
+    std::memset(transfer.memory, 0, static_cast<size_t>(page.bytes));  // freed space has the bytes of another block
   }
   if (error == 0) (transfer.is_write ? bytes_written : bytes_read) += page.bytes;
   std::unique_ptr<disk::Request> complete;

@@ -44,7 +44,7 @@ class DiskStore {
     int64_t id = -1;
     int64_t bytes = 0;
   };
-  /// Reserves space on disk. Its contents are undefined until they are written. Throws ResourceError naming folder,
+  /// Reserves space on disk. It holds zeros until it is written. Throws ResourceError naming folder,
   /// free and needed bytes if the disk is full.
   Block make(int64_t bytes);
   /// Its space is free when what is in flight is complete.

@@ -48,6 +48,7 @@ struct Tiers::Pages {
   bool protects = false;
   std::mutex mutex;
   int num_users = 0;
+  int num_guards = 0;
   std::vector<std::pair<void*, size_t>> all;
 
   void protect(int rights) const {
@@ -56,12 +57,22 @@ struct Tiers::Pages {
   void enter() {
     if (!protects) return;
     const std::lock_guard lock(mutex);
-    if (num_users++ == 0) protect(PROT_READ | PROT_WRITE);
+    if (num_users++ == 0 && num_guards > 0) protect(PROT_READ | PROT_WRITE);
   }
   void leave() {
     if (!protects) return;
     const std::lock_guard lock(mutex);
-    if (--num_users == 0) protect(PROT_NONE);
+    if (--num_users == 0 && num_guards > 0) protect(PROT_NONE);
+  }
+  void guard() {
+    if (!protects) return;
+    const std::lock_guard lock(mutex);
+    if (num_guards++ == 0 && num_users == 0) protect(PROT_NONE);
+  }
+  void unguard() {
+    if (!protects) return;
+    const std::lock_guard lock(mutex);
+    if (--num_guards == 0 && num_users == 0) protect(PROT_READ | PROT_WRITE);
   }
   void* add(size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -73,7 +84,7 @@ struct Tiers::Pages {
     }
     const std::lock_guard lock(mutex);
     all.emplace_back(memory, bytes);
-    if (protects && num_users == 0) mprotect(memory, bytes, PROT_NONE);
+    if (protects && num_guards > 0 && num_users == 0) mprotect(memory, bytes, PROT_NONE);
     return memory;
   }
   void remove(void* memory, size_t bytes) {
@@ -101,6 +112,7 @@ struct Tiers::Failure {
 
 Tiers::Tiers(Options options)
     : options_(std::move(options)),
+      counter_(MemoryCounter::current()),
       device_(make_cpu_device({.link_bytes_per_second = options_.link_bytes_per_second})),
       pages_(std::make_shared<Pages>()),
       slots_in_(std::make_shared<Slots>()),
@@ -130,10 +142,15 @@ DiskStore& Tiers::disk() {
 
 std::vector<std::string> Tiers::notes() const { return disk_ == nullptr ? std::vector<std::string>() : disk_->notes(); }
 
-void Tiers::count(int64_t to_disk, int64_t from_disk) noexcept {
-  traffic_.to_disk += to_disk;
-  traffic_.from_disk += from_disk;
+void Tiers::count(const MemoryCounter::Moved& more) noexcept {
+  traffic_.to_host += more.to_host;
+  traffic_.from_host += more.from_host;
+  traffic_.to_disk += more.to_disk;
+  traffic_.from_disk += more.from_disk;
+  counter_.count_moved(more);
 }
+
+void Tiers::count(int64_t to_disk, int64_t from_disk) noexcept { count({.to_disk = to_disk, .from_disk = from_disk}); }
 
 at::Tensor Tiers::host_tensor(int64_t count, at::ScalarType type) {
   const auto bytes = count * static_cast<int64_t>(c10::elementSize(type));
@@ -243,7 +260,7 @@ void Tiers::check() {
 
 Event Tiers::copy_in(const at::Tensor& to_device, const at::Tensor& from_host) {
   const auto bytes = static_cast<int64_t>(to_device.nbytes());
-  traffic_.from_host += bytes;
+  count({.from_host = bytes});
   if (options_.is_meta) return {};
   return run(*in_, "from host", "copy", bytes, [this, to = to_device.data_ptr(), from = from_host.const_data_ptr(), bytes] {
     in_->copy_now(to, from, static_cast<size_t>(bytes));
@@ -252,12 +269,15 @@ Event Tiers::copy_in(const at::Tensor& to_device, const at::Tensor& from_host) {
 
 Event Tiers::copy_out(const at::Tensor& to_host, const at::Tensor& from_device) {
   const auto bytes = static_cast<int64_t>(to_host.nbytes());
-  traffic_.to_host += bytes;
+  count({.to_host = bytes});
   if (options_.is_meta) return {};
   return run(*out_, "to host", "copy", bytes, [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
     out_->copy_now(to, from, static_cast<size_t>(bytes));
   });
 }
+
+HostGuard::HostGuard(Tiers& tiers) : pages_(tiers.pages_) { pages_->guard(); }
+HostGuard::~HostGuard() { pages_->unguard(); }
 
 HostAccess::HostAccess(Tiers& tiers) : pages_(tiers.pages_) { pages_->enter(); }
 HostAccess::~HostAccess() { pages_->leave(); }
@@ -296,25 +316,24 @@ void TierBlock::end() noexcept {
   tiers_ = nullptr;
 }
 
-Event TierBlock::store(const at::Tensor& from, const std::string& what) { return start_store(from, what); }
+Event TierBlock::store(const at::Tensor& from, const std::string& what) {
+  tiers_->finish_stores();
+  Event event = start_store(from, what);
+  tiers_->hold(event, from);
+  return event;
+}
 
 Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
-  tiers_->traffic_.to_host += bytes_;
-  if (tier_ == Tier::disk) tiers_->traffic_.to_disk += bytes_;
-  if (tiers_->is_meta()) {
-    tiers_->hold({}, from);
-    return {};
-  }
+  tiers_->count({.to_host = bytes_, .to_disk = tier_ == Tier::disk ? bytes_ : 0});
+  if (tiers_->is_meta()) return {};
   CopyStream& stream = tiers_->out();
   const Event read = loaded_;
-  tiers_->finish_stores();
   if (tier_ == Tier::host) {
     stored_ = tiers_->run(stream, "to host", what, bytes_, [&stream, from = at::Tensor(from), to = memory_, read]() mutable {
       read.wait();
       stream.copy_now(to.data_ptr(), from.const_data_ptr(), from.nbytes());
       from = at::Tensor();  // before the event is complete
     });
-    tiers_->hold(stored_, from);
     return stored_;
   }
   stored_ = tiers_->run(stream, "to disk", what, bytes_,
@@ -332,13 +351,12 @@ Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
                           from = at::Tensor();  // before the event is complete
                           for (const Event& write : writes) write.wait();
                         });
-  tiers_->hold(stored_, from);
   return stored_;
 }
 
 Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, const std::string& what) {
   const int64_t from_bytes = static_cast<int64_t>(from.nbytes());
-  tiers_->traffic_.to_host += from_bytes;
+  tiers_->count({.to_host = from_bytes});
   tiers_->reserve_slots(std::max(bytes_, from_bytes));
   if (tier_ == Tier::disk) tiers_->count(bytes_, bytes_);
   if (tiers_->is_meta()) {
@@ -376,8 +394,7 @@ Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, con
 }
 
 Event TierBlock::load(const at::Tensor& to, const std::string& what) {
-  tiers_->traffic_.from_host += bytes_;
-  if (tier_ == Tier::disk) tiers_->traffic_.from_disk += bytes_;
+  tiers_->count({.from_host = bytes_, .from_disk = tier_ == Tier::disk ? bytes_ : 0});
   if (tiers_->is_meta()) return {};
   CopyStream& stream = tiers_->in();
   const Event written = stored_;

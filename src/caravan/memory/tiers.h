@@ -66,14 +66,6 @@ class TierBlock {
   Event loaded_{};
 };
 
-/// Bytes that a rank has moved between its tiers.
-struct TierTraffic {
-  int64_t to_host = 0;    ///< from the device, with what goes on to disk
-  int64_t from_host = 0;  ///< to the device
-  int64_t to_disk = 0;
-  int64_t from_disk = 0;
-};
-
 /// The memory of one rank beyond its device. The rank's thread calls it; copies run beside it.
 class Tiers {
  public:
@@ -83,7 +75,8 @@ class Tiers {
     int64_t expected_disk_bytes = 0;   ///< the same
     double link_bytes_per_second = 0;  ///< see CpuDeviceOptions
     bool is_meta = false;              ///< nothing has memory: bytes are counted
-    /// For tests: pages of the host tier can be touched only by copies and under a HostAccess; else the process dies.
+    /// For tests: under a HostGuard pages of the host tier can be touched only by copies and under a HostAccess; else
+    /// the process dies.
     bool protects_host = false;
   };
   explicit Tiers(Options options);
@@ -113,7 +106,8 @@ class Tiers {
   void finish_stores();
   /// Throws the error of a copy that nobody has waited for. Call it at the end of a step.
   void check();
-  TierTraffic traffic() const noexcept { return traffic_; }
+  /// What has been moved since this was made.
+  MemoryCounter::Moved traffic() const noexcept { return traffic_; }
   /// Counts what host code moves between host and disk by itself.
   void count(int64_t to_disk, int64_t from_disk) noexcept;
   std::vector<std::string> notes() const;
@@ -121,6 +115,7 @@ class Tiers {
  private:
   friend class TierBlock;
   friend class HostAccess;
+  friend class HostGuard;
   struct Pages;
   struct Slots;
   void reserve_slots(int64_t block_bytes);
@@ -129,7 +124,10 @@ class Tiers {
             std::function<void()> job);
 
   Options options_;
-  TierTraffic traffic_{};
+  void count(const MemoryCounter::Moved& more) noexcept;
+
+  MemoryCounter& counter_;
+  MemoryCounter::Moved traffic_{};
   std::unique_ptr<Accelerator> device_;
   std::unique_ptr<DiskStore> disk_;
   std::shared_ptr<Pages> pages_;
@@ -139,6 +137,18 @@ class Tiers {
   Event held_event_{};
   at::Tensor held_{};  ///< what is being stored; without memory too, so that rehearsals count it
   std::unique_ptr<CopyStream> in_, out_;  ///< last: their jobs use the others
+};
+
+/// A time in which only the device computes: see Tiers::Options::protects_host.
+class HostGuard {
+ public:
+  explicit HostGuard(Tiers& tiers);
+  ~HostGuard();
+  HostGuard(const HostGuard&) = delete;
+  HostGuard& operator=(const HostGuard&) = delete;
+
+ private:
+  std::shared_ptr<Tiers::Pages> pages_;
 };
 
 /// Allows this process to touch host memory of `tiers` during its lifetime: Tiers::Options::protects_host.

@@ -26,6 +26,7 @@
 #include "caravan/train/folder/run_saves.h"
 #include "caravan/train/folder/run_state.h"
 #include "caravan/train/folder/run_trace.h"
+#include "caravan/train/model/offload_choice.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_checks.h"
@@ -50,6 +51,7 @@ class Run {
 
  private:
   bool is_first() const { return mesh_.rank() == 0; }
+  MemoryPlan resolve_memory(Communicator& world);
   void dump(const StepResult& result);
   StepMetrics advance();
   void evaluate_into(StepMetrics& metrics);
@@ -107,7 +109,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       dataset_(agreed_dataset(options, mesh_)),
       train_windows_(dataset_.train_windows(recipe_.model.context, recipe_.train.seed)),
       windows_(dataset_.validation_windows(recipe_.model.context)),
-      memory_(resolve_micro_batch(recipe_, dataset_.tokenizer.vocab_size(), *world, place_.micro_batch)),
+      memory_(resolve_memory(*world)),
       plan_(plan_batch(recipe_, world->size())) {
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
   check_targets(windows_, recipe_.train.eval_batches * recipe_.train.global_batch);
@@ -121,6 +123,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   recipe_.checkpoint.dir = place_.folder.string();  // so that this recipe with --resume means this run
   dump_flights_on_failure(*world, place_.folder);
   announce(model);
+  MemoryCounter::current().set_budget(device_budget(recipe_));
   state_ = std::make_unique<RunState>(recipe_, dataset_.tokenizer, mesh_, origin_of(dataset_, numerics_));
   stepper_ = make_stepper(*state_, recipe_, plan_.accumulation);
   if (StateOwner* own = stepper_->state()) state_->add(*own);
@@ -130,6 +133,10 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     start_from(init_source(options.recipe));
   } else if (recipe_.model.lora.is_used()) {
     place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
+  }
+  if (const std::string text = offload_text(recipe_, memory_.own); !text.empty()) place_.notes.push_back(text);
+  if (const auto& tiers = state_->engine().strategy().tiers; tiers != nullptr) {
+    for (std::string& note : tiers->notes()) place_.notes.push_back(std::move(note));
   }
   end_ = checked_end(options_, recipe_, state_->step, place_.folder);
   for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, train_windows_, state_->step})) {
@@ -145,6 +152,15 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       *world, [this] { open_logs(); }, "run folder");
   saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, train_windows_, *world, observer());
   if (options.resumes()) saves_->resumed();
+}
+
+/// What is offloaded, and how many sequences are computed at once.
+MemoryPlan Run::resolve_memory(Communicator& world) {
+  const int64_t vocabulary = dataset_.tokenizer.vocab_size();
+  resolve_offload(recipe_, vocabulary, world);
+  MemoryPlan plan = resolve_micro_batch(recipe_, vocabulary, world, place_.micro_batch);
+  check_budget(recipe_, plan, vocabulary, world);
+  return plan;
 }
 
 /// The files of the run folder beside its checkpoints.

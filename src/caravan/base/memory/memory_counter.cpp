@@ -57,6 +57,15 @@ void MemoryCounter::reset_peak() noexcept {
   }
 }
 
+void MemoryCounter::count_moved(const Moved& more) noexcept {
+  const std::array<int64_t, 4> numbers{more.to_host, more.from_host, more.to_disk, more.from_disk};
+  for (size_t i = 0; i < numbers.size(); ++i) moved_[i].fetch_add(numbers[i], kRelaxed);
+}
+
+MemoryCounter::Moved MemoryCounter::moved() const noexcept {
+  return {load(moved_[0]), load(moved_[1]), load(moved_[2]), load(moved_[3])};
+}
+
 void MemoryCounter::set_event(std::string event) {
   const std::lock_guard lock(mutex_);
   event_ = std::move(event);

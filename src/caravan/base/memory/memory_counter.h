@@ -40,6 +40,16 @@ class MemoryCounter {
   /// Resets the peaks to the current bytes.
   void reset_peak() noexcept;
 
+  /// Bytes that the rank has moved between its tiers; what goes to disk passes the host.
+  struct Moved {
+    int64_t to_host = 0;    ///< from the device
+    int64_t from_host = 0;  ///< to the device
+    int64_t to_disk = 0;
+    int64_t from_disk = 0;
+  };
+  void count_moved(const Moved& more) noexcept;
+  Moved moved() const noexcept;
+
   /// The most that the device may hold; 0: no limit. An allocation beyond it throws ResourceError naming the event.
   void set_budget(int64_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
   int64_t budget() const noexcept { return load(budget_); }
@@ -68,6 +78,7 @@ class MemoryCounter {
   Counts& of(Tier tier) noexcept { return tiers_[static_cast<size_t>(tier)]; }
 
   std::array<Counts, kNumTiers> tiers_{};
+  std::array<Count, 4> moved_{};
   Count budget_{0};
   mutable std::mutex mutex_;
   std::string event_;

@@ -19,14 +19,14 @@ void FlatMemory::add(int64_t offset, at::Tensor memory) {
   pieces_.push_back({.offset = offset, .memory = std::move(memory), .count = count});
 }
 
-void FlatMemory::add(int64_t offset, int64_t count, Tier tier, Tiers& tiers) {
+void FlatMemory::add(int64_t offset, int64_t count, Tier tier, const std::shared_ptr<Tiers>& tiers) {
   if (count == 0) return;
   const auto bytes = count * static_cast<int64_t>(c10::elementSize(scalar_type()));
-  auto block = std::make_shared<TierBlock>(tiers.block(tier, bytes));
+  auto block = std::make_shared<TierBlock>(tiers->block(tier, bytes));
   at::Tensor memory = tier == Tier::host ? block->memory().view(scalar_type()) : at::Tensor();
   pieces_.push_back({.offset = offset, .memory = std::move(memory), .block = std::move(block), .count = count});
   tier_ = tier;
-  tiers_ = &tiers;
+  tiers_ = tiers;
 }
 
 const FlatMemory::Piece* FlatMemory::find(int64_t offset) const noexcept {

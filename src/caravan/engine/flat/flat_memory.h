@@ -31,7 +31,7 @@ class FlatMemory {
   /// Pieces are added in the order of their offsets.
   void add(int64_t offset, at::Tensor memory);
   /// A piece of `count` elements on host or disk.
-  void add(int64_t offset, int64_t count, Tier tier, Tiers& tiers);
+  void add(int64_t offset, int64_t count, Tier tier, const std::shared_ptr<Tiers>& tiers);
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   /// The piece with these elements. Throws InternalError if they are not in one.
   const Piece& piece(int64_t offset, int64_t count) const;
@@ -61,9 +61,9 @@ class FlatMemory {
   void move(const Piece& piece, int64_t first, at::Tensor elements, bool writes) const;
 
   at::TensorOptions options_;
-  std::vector<Piece> pieces_;
   Tier tier_ = Tier::device;
-  Tiers* tiers_ = nullptr;
+  std::shared_ptr<Tiers> tiers_;  ///< outlives the pieces
+  std::vector<Piece> pieces_;
 };
 
 /// A tensor on a separate storage that has no memory.

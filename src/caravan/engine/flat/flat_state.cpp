@@ -15,13 +15,13 @@ class Pieces {
  public:
   using Allocate = std::function<at::Tensor(int64_t count)>;
   /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket.
-  Pieces(at::TensorOptions options, Tier tier, Tiers* tiers, MemoryKind kind, Allocate allocate)
-      : memory_(options), tier_(tier), tiers_(tiers), kind_(kind), allocate_(std::move(allocate)) {}
+  Pieces(at::TensorOptions options, Tier tier, std::shared_ptr<Tiers> tiers, MemoryKind kind, Allocate allocate)
+      : memory_(options), tier_(tier), tiers_(std::move(tiers)), kind_(kind), allocate_(std::move(allocate)) {}
 
   void add_own(const Bucket& bucket) {
     if (tier_ != Tier::device) {
       const MemoryKindScope kind(kind_);
-      memory_.add(bucket.sharded_offset, bucket.sharded_count, tier_, *tiers_);
+      memory_.add(bucket.sharded_offset, bucket.sharded_count, tier_, tiers_);
       return;
     }
     if (run_offset_ + run_count_ != bucket.sharded_offset) end_run();
@@ -45,7 +45,7 @@ class Pieces {
 
   FlatMemory memory_;
   Tier tier_;
-  Tiers* tiers_;
+  std::shared_ptr<Tiers> tiers_;
   MemoryKind kind_;
   Allocate allocate_;
   int64_t run_offset_ = 0;
@@ -79,11 +79,11 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   const Tier values_tier = strategy.values_tier();
   const bool has_one_tier = values_tier == strategy.parameters_tier;
-  Pieces all_values(of(dtype), values_tier, tiers.get(), MemoryKind::parameters,
+  Pieces all_values(of(dtype), values_tier, tiers, MemoryKind::parameters,
                     [&](int64_t count) { return make(count, dtype, parameter_bytes); });
-  Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers.get(), MemoryKind::gradients,
+  Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers, MemoryKind::gradients,
                        [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
-  Pieces all_copies(of(compute_dtype), strategy.parameters_tier, tiers.get(), MemoryKind::parameters,
+  Pieces all_copies(of(compute_dtype), strategy.parameters_tier, tiers, MemoryKind::parameters,
                     [&](int64_t count) { return make(count, compute_dtype, parameter_bytes); });
   kept_leaves.resize(layout.buckets().size());
   kept_sums.resize(layout.buckets().size());
@@ -113,7 +113,7 @@ FlatMemory FlatState::zeros_like_trained() const {
   if (optimizer_tier == Tier::device) return FlatMemory(at::zeros({layout.trained_count()}, values.options()));
   FlatMemory zeros(values.options());
   for (const Bucket& bucket : layout.buckets()) {
-    if (bucket.is_trained) zeros.add(bucket.sharded_offset, bucket.sharded_count, optimizer_tier, *tiers);
+    if (bucket.is_trained) zeros.add(bucket.sharded_offset, bucket.sharded_count, optimizer_tier, tiers);
   }
   return zeros;
 }

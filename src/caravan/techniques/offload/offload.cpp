@@ -20,7 +20,6 @@ void add_offload(Strategy& strategy, const OffloadOptions& options) {
   strategy.optimizer_tier = options.optimizer;
   strategy.parameters_tier = options.parameters;
   strategy.gradients_tier = options.gradients;
-  strategy.activations_tier = options.activations;
   strategy.disk_dirs = options.disk_dirs;
   strategy.fetch_ahead = options.prefetch;
   if (options.parameters != Tier::device) {
@@ -30,8 +29,7 @@ void add_offload(Strategy& strategy, const OffloadOptions& options) {
   // Ranks that share unsharded parameters may still read what an early step writes.
   const bool shares = strategy.unsharded_memory == UnshardedMemory::shared;
   strategy.steps_early = options.steps_early && options.gradients != Tier::device && !shares;
-  if (options.activations == Tier::device) return;
-  for (Strategy::Unit& unit : strategy.units) unit.moves_activations = true;
+  move_activations(strategy, options.activations);
 }
 
 }  // namespace caravan

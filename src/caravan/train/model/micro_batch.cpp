@@ -16,6 +16,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/train/dataset/prepare.h"
+#include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan {
@@ -89,7 +90,8 @@ std::string memory_text(const MemoryPlan& plan) {
 }
 
 MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before,
-                       const PeakOf& peak_of) {
+                       const PeakOf& peak_of, bool is_budget) {
+  const double used = is_budget ? 1 : kUsedShare;
   const BatchPlan batch = plan_batch(recipe, num_ranks);
   const int64_t parts = row_parts(recipe);
   MemoryPlan plan{.micro_batch = batch.micro_batch,
@@ -111,7 +113,7 @@ MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes,
     std::vector<int64_t> choices = divisors(batch.rows());
     std::erase_if(choices, [&](int64_t sequences) { return sequences % parts != 0; });
     // Fewer sequences need less, and mostly all fit.
-    const auto fitting = [&](int64_t sequences) { return fits(sequences, kUsedShare); };
+    const auto fitting = [&](int64_t sequences) { return fits(sequences, used); };
     const bool all_fit = fitting(choices.back());
     const auto end = all_fit ? choices.end() : std::partition_point(choices.begin(), choices.end(), fitting);
     plan.micro_batch = end == choices.begin() ? parts : *(end - 1);
@@ -134,7 +136,8 @@ RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some
   try {
     for (Rehearsal& rehearsal : rehearse_some()) {
       if (rehearsal.peak.total() <= fullest.peak.total()) continue;
-      fullest = {rehearsal.peak, rehearsal.rank, std::move(rehearsal.peak_event), rehearsal.held_bytes};
+      fullest = {rehearsal.peak, rehearsal.rank,       std::move(rehearsal.peak_event), rehearsal.held_bytes,
+                 rehearsal.host, rehearsal.disk_bytes, rehearsal.moved};
     }
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;
@@ -153,7 +156,9 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
   const std::string host = host_name();
   const std::vector<std::string> hosts = gather_texts(world, host, "hosts");
   const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), host));
-  const int64_t mine = memory_share(usable_memory_bytes(), on_host);
+  const int64_t share = memory_share(usable_memory_bytes(), on_host);
+  const int64_t budget = device_budget(recipe);
+  const int64_t mine = budget > 0 && (share <= 0 || budget < share) ? budget : share;
   const std::string_view backend = world.backend();
   const bool has_shared = backend == "thread" || backend.starts_with("shm");
   const int ranks_per_host = has_shared ? on_host : 0;
@@ -180,7 +185,8 @@ MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator&
     take_maxima(world, most.peak.of, "memory of the ranks");
     return most;
   };
-  MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest);
+  MemoryPlan plan = plan_memory(recipe, world.size(), least == kUnknown ? 0 : least, numbers[1], fullest,
+                                budget > 0 && least == budget);
   recipe.train.micro_batch = plan.micro_batch;
   plan.own = owns.at(plan.micro_batch);
   // BLAS libraries have generated code in the rehearsal. Ranks that are threads share a process, so one of them counts

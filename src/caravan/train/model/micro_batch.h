@@ -19,6 +19,9 @@ struct RankPeak {
   int rank = 0;
   std::string event{};     ///< what it does at the peak: "backward blocks.3 of micro-batch 1"
   int64_t held_bytes = 0;  ///< of the fullest process, for tensors
+  MemoryBytes host{};      ///< in host memory beyond the device
+  int64_t disk_bytes = 0;
+  Rehearsal::Moved moved{};  ///< between tiers, in a step
 };
 
 /// The predicted memory of the rank of a recipe that needs the most, before anything is allocated.
@@ -27,7 +30,7 @@ struct MemoryPlan {
   RankPeak fullest{};
   RankPeak own{};              ///< of this rank (resolve_micro_batch)
   int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
-  int64_t limit_bytes = 0;     ///< the rank's share of the host's memory; 0: unknown
+  int64_t limit_bytes = 0;     ///< the rank's share of the host's memory, or its budget if less; 0: unknown
   bool is_chosen = false;      ///< train.micro_batch was "auto"
   std::string advice{};        ///< what to do if it does not fit
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
@@ -48,7 +51,10 @@ using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 /// becomes the largest divisor whose peak is at most 80 % of the limit, else 1. Evaluates few peaks. Throws
 /// ResourceError if "auto" does not fit even with 1 sequence at a time, or if parameters, gradients and optimizer state
 /// alone exceed the limit. Throws UsageError as plan_batch.
-MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of);
+///
+/// `is_budget`: the limit is one of the tensors alone (offload.device_budget), of which all may be used.
+MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of,
+                       bool is_budget = false);
 
 /// The fullest of some rehearsals. Sizes too large for any tensor are not an error here, but a peak that fits nowhere.
 RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some);

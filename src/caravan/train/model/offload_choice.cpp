@@ -1,0 +1,130 @@
+#include "caravan/train/model/offload_choice.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/train/model/rehearse.h"
+
+namespace caravan {
+namespace {
+
+/// In the order in which they are chosen.
+constexpr std::array<const char*, 4> kOffloaded{"optimizer", "gradients", "parameters", "activations"};
+
+bool is_auto(const Recipe& recipe, const char* kind) { return recipe.offload.text(kind) == "auto"; }
+
+Recipe with_tiers(Recipe recipe, size_t num_kinds, const char* tier) {
+  size_t left = num_kinds;
+  for (const char* kind : kOffloaded) {
+    if (!is_auto(recipe, kind)) continue;
+    recipe.offload.set(kind, left > 0 ? std::string(tier) : std::string("none"));
+    left -= left > 0 ? 1 : 0;
+  }
+  return recipe;
+}
+
+/// The smallest micro-batch, where the run may choose it.
+Recipe with_least_batch(const Recipe& recipe) {
+  return recipe.train.micro_batch == kAutoMicroBatch ? with_micro_batch(recipe, row_parts(recipe)) : recipe;
+}
+
+/// Whether the rehearsed step of every rank fits its own budget.
+bool fits_everywhere(const Recipe& recipe, int64_t vocabulary, Communicator& world) {
+  const int64_t budget = device_budget(recipe);
+  int64_t exceeds = 0;
+  all_or_none(
+      world,
+      [&] {
+        const RankPeak peak = fullest_of([&] {
+          return std::vector<Rehearsal>{rehearse(recipe, vocabulary, world.size(), world.rank(), world.size())};
+        });
+        exceeds = budget > 0 && peak.peak.total() > budget ? 1 : 0;
+      },
+      "rehearsal");
+  take_maxima(world, {&exceeds, 1}, "offload");
+  return exceeds == 0;
+}
+
+std::string chosen_text(const Recipe& recipe) {
+  std::vector<std::string> all;
+  for (const char* kind : kOffloaded) {
+    const std::string& tier = recipe.offload.text(kind);
+    if (tier != "none") all.push_back(fmt::format("offload.{} = \"{}\"", kind, tier));
+  }
+  return join(all);
+}
+
+}  // namespace
+
+int64_t device_budget(const Recipe& recipe) {
+  const std::string& text = recipe.offload.text("device_budget");
+  return text.empty() ? 0 : parse_bytes(text).value_or(0);
+}
+
+std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
+  const auto kinds = static_cast<size_t>(
+      std::ranges::count_if(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); }));
+  std::vector<std::pair<size_t, const char*>> choices{{0, "none"}};
+  for (size_t i = 1; i <= kinds; ++i) choices.emplace_back(i, "host");
+  for (size_t i = 1; i <= kinds && !recipe.offload.texts("disk_dirs").empty(); ++i) choices.emplace_back(i, "disk");
+  for (const auto& [count, tier] : choices) {
+    Recipe chosen = with_tiers(recipe, count, tier);
+    if (fits(chosen)) return chosen;
+  }
+  return std::nullopt;
+}
+
+void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
+  if (std::ranges::none_of(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); })) return;
+  if (device_budget(recipe) == 0) {
+    recipe.refuse("offload.device_budget", "is not set, so that \"auto\" has nothing to fit",
+                  "set it, such as \"4G\", or name tiers");
+  }
+  const auto fits = [&](const Recipe& chosen) {
+    return fits_everywhere(with_least_batch(chosen), vocabulary, world);
+  };
+  const std::optional<Recipe> chosen = least_offload(recipe, fits);
+  recipe = chosen ? *chosen : with_tiers(recipe, kOffloaded.size(), "host");
+}
+
+void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
+  const int64_t budget = device_budget(recipe);
+  int64_t exceeds = budget > 0 && plan.own.peak.total() > budget ? 1 : 0;
+  take_maxima(world, {&exceeds, 1}, "offload");
+  if (exceeds == 0) return;
+  Recipe open = recipe;
+  for (const char* kind : kOffloaded) {
+    if (open.offload.text(kind) == "none") open.offload.set(kind, std::string("auto"));
+  }
+  const std::optional<Recipe> least = least_offload(open, [&](const Recipe& chosen) {
+    return fits_everywhere(with_least_batch(chosen), vocabulary, world);
+  });
+  throw ResourceError(
+      {"train", "offload.device_budget",
+       fmt::format("a rank needs {}, but may use {}: rank {} in {}", format_bytes(plan.fullest.peak.total()),
+                   format_bytes(budget), plan.fullest.rank, plan.fullest.event),
+       recipe.where("offload.device_budget"),
+       least ? "use " + chosen_text(*least) + (plan.is_chosen ? "" : ", with a smaller train.micro_batch if given")
+             : "raise it, or use more ranks with data_parallel.technique = \"zero3\", tiling, memory.recompute or a "
+               "smaller train.micro_batch: no offload alone is enough"});
+}
+
+std::string offload_text(const Recipe& recipe, const RankPeak& own) {
+  const std::string chosen = chosen_text(recipe);
+  if (chosen.empty()) return "";
+  const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
+  std::string text = fmt::format("{}: {} of host memory a rank", chosen, format_bytes(own.host.total()));
+  if (own.disk_bytes > 0) text += fmt::format(" and {} on disk", format_bytes(own.disk_bytes));
+  text += fmt::format("; a step moves {} to the host and {} back", bytes(own.moved.to_host), bytes(own.moved.from_host));
+  if (own.disk_bytes > 0) {
+    text += fmt::format(", writes {} to disk and reads {}", bytes(own.moved.to_disk), bytes(own.moved.from_disk));
+  }
+  return text;
+}
+
+}  // namespace caravan

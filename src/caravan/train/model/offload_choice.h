@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/recipe/recipe.h"
+#include "caravan/train/model/micro_batch.h"
+
+namespace caravan {
+
+/// The most that the device of a rank may hold (offload.device_budget); 0: no limit.
+int64_t device_budget(const Recipe& recipe);
+
+/// `recipe` with the least offload that `fits`: first to the host, then, if it has folders, to disk; of the kinds that
+/// are "auto" the optimizer, then gradients, parameters and activations, which move more and more bytes. Nothing if
+/// none fits. Evaluates at most 9 choices.
+std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits);
+
+/// Replaces each "auto" of the section offload by the least that fits device_budget on every rank, by rehearsals; if
+/// nothing fits, by the most. Every rank of `world` calls it.
+void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world);
+
+/// Throws ResourceError on every rank if some rank needs more than its device_budget: names the event, and the least
+/// offload that fits. Every rank of `world` calls it.
+void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world);
+
+/// "optimizer on host: 1.2 GiB of host memory a rank; a step moves 300 MiB to the host, 600 MiB back": what a rank
+/// offloads; "" for nothing.
+std::string offload_text(const Recipe& recipe, const RankPeak& own);
+
+}  // namespace caravan
