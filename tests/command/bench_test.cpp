@@ -1,6 +1,8 @@
 // bench comm and doctor, run as a user runs them. The tests check that figures are consistent; none asserts a time.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <map>
 #include <set>
@@ -9,6 +11,7 @@
 #include "apps/caravan/bench/doctor_report.h"
 #include "caravan/base/system/processor.h"
 #include "caravan/comm/choice/selection.h"
+#include "caravan/memory/bandwidths.h"
 #include "caravan/nn/product/product_choice.h"
 #include "tests/command/command.h"
 
@@ -181,6 +184,7 @@ TEST_F(DoctorTest, EveryLinkOfEveryBackend) {
     EXPECT_GT(found["hosts"][0][rate], 0.001) << rate;
     EXPECT_LT(found["hosts"][0][rate], 20'000) << rate;
   }
+  EXPECT_EQ(found["tiers"]["disks"].size(), 1U);
   ASSERT_EQ(found["backends"].size(), 2U);
   EXPECT_EQ(found["backends"][0]["name"], "shm");
   EXPECT_EQ(found["backends"][1]["name"], "gloo");
@@ -203,8 +207,9 @@ TEST_F(DoctorTest, EveryLinkOfEveryBackend) {
 TEST_F(DoctorTest, RecommendsABackEnd) {
   const Result result = caravan({"doctor"});
   EXPECT_EQ(result.code, 0) << result.err;
-  for (const char* part : {"cores ", "NUMA nodes", "memory rate", "limits ", "memfd_create works", "network       lo",
-                           "back-end shm: works", "back-end gloo: works", "use comm.backend = \""}) {
+  for (const char* part :
+       {"cores ", "NUMA nodes", "memory rate", "tiers: ", "disk ", "limits ", "memfd_create works", "network       lo",
+        "back-end shm: works", "back-end gloo: works", "use comm.backend = \""}) {
     EXPECT_THAT(result.out, HasSubstr(part));
   }
 }
@@ -213,6 +218,31 @@ TEST_F(DoctorTest, OneRankHasNoLinks) {
   const Result result = caravan({"doctor", "--ranks", "1"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("one rank: there is nothing to communicate"));
+}
+
+TEST_F(DoctorTest, DisksAreMeasuredAndKept) {
+  const auto first =
+      lines({"doctor", "--ranks", "1", "--json", "--disk", path("one"), "--disk", "/dev/shm"})[0]["tiers"];
+  ASSERT_EQ(first["disks"].size(), 2U);
+  EXPECT_EQ(first["file"], path("cache/tiers.toml"));
+  EXPECT_EQ(first["disks"][0]["folder"], path("one"));
+  EXPECT_THAT(first["disks"][1]["notes"].dump(), HasSubstr("a file system in memory"));
+  EXPECT_TRUE(std::filesystem::is_empty(path("one"))) << "what was measured is removed";
+  const Result second = caravan({"doctor", "--ranks", "1", "--disk", path("two")});
+  EXPECT_THAT(second.out, HasSubstr("disk " + path("two") + ": "));
+  EXPECT_THAT(second.out, HasSubstr("kept in " + path("cache/tiers.toml")));
+  ::setenv("CARAVAN_CACHE", path("cache").c_str(), 1);
+  const TierBandwidths kept = read_tier_bandwidths();
+  ::unsetenv("CARAVAN_CACHE");
+  EXPECT_TRUE(kept.is_copy_measured);
+  ASSERT_EQ(kept.disks.size(), 3U) << "those of both runs";
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(kept.disks[i].read_bytes_per_second, first["disks"][i]["read_bytes_per_second"].get<double>(), 1);
+    EXPECT_NEAR(kept.disks[i].write_bytes_per_second, first["disks"][i]["write_bytes_per_second"].get<double>(), 1);
+  }
+  EXPECT_EQ(kept.disks[2].folder, path("two"));
+  expect_refused({"doctor", "--disk", path("no/such")}, {path("no/such"), "cannot be made"});
+  expect_refused({"doctor", "--tune", "--disk", "."}, {" excludes --"});
 }
 
 TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -81,7 +82,8 @@ TEST_F(Bandwidths, ABrokenFileIsNamed) {
 
 TEST_F(Bandwidths, MeasuringLeavesNothingBehind) {
   std::filesystem::create_directory(folder_ / "disk");
-  const TierBandwidths::Disk disk = measure_disk(folder_ / "disk");
+  std::vector<std::string> notes;
+  const TierBandwidths::Disk disk = measure_disk(folder_ / "disk", notes);
   EXPECT_TRUE(disk.is_measured);
   EXPECT_EQ(disk.folder, folder_ / "disk");
   EXPECT_GT(disk.read_bytes_per_second, 0);

@@ -3,11 +3,13 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/bench/doctor_report.h"
+#include "apps/caravan/bench/doctor_tiers.h"
 #include "apps/caravan/commands.h"
 #include "apps/caravan/launch/ranks.h"
 #include "caravan/base/error.h"
@@ -185,8 +187,12 @@ int doctor(const DoctorArguments& arguments) {
   plan_ranks(arguments.ranks, "");  // refuses --ranks that contradicts the environment
   const RankInfo info = RankInfo::from_environment();
   const auto store = open_store(info);
+  // Before the links, so that a folder given wrongly is said at once; the others wait for rank 0.
+  TierFindings tiers;
+  if (info.rank == 0) tiers = measure_tiers(arguments.disks);
   Doctor doctor(info, store);
-  const Diagnosis diagnosis = doctor.diagnose();
+  Diagnosis diagnosis = doctor.diagnose();
+  diagnosis.tiers = std::move(tiers);
   doctor.finish();
   if (info.rank != 0) return 0;
   fmt::print("{}", arguments.json ? to_json(diagnosis) : to_text(diagnosis));

@@ -68,6 +68,20 @@ std::string host_text(const HostFinding& host) {
   return text;
 }
 
+std::string tiers_text(const TierFindings& tiers) {
+  std::string text =
+      fmt::format("tiers: {:.2f} GB/s from memory to memory, one thread\n", tiers.copy_bytes_per_second / 1e9);
+  for (const TierFindings::Disk& disk : tiers.disks) {
+    text += disk.error.empty()
+                ? fmt::format("disk {}: {:.2f} GB/s reading, {:.2f} GB/s writing\n", disk.rates.folder.string(),
+                              disk.rates.read_bytes_per_second / 1e9, disk.rates.write_bytes_per_second / 1e9)
+                : fmt::format("disk {}: not measured: {}\n", disk.rates.folder.string(), disk.error);
+    for (const std::string& note : disk.notes) text += fmt::format("  {}\n", note);
+  }
+  return text + (tiers.file_error.empty() ? fmt::format("  kept in {} for plans of offload\n", tiers.file)
+                                          : fmt::format("  not kept: {}\n", tiers.file_error));
+}
+
 std::string link_text(const measure::Link& link) {
   return fmt::format("  {:>3} -> {:<3}{:>12.2f} us for 8 bytes{:>10.2f} GB/s for 4 MiB{}\n", link.from, link.to,
                      link.latency_us, link.bandwidth_gb_s, link.is_right ? "" : "   WRONG DATA");
@@ -115,6 +129,22 @@ ordered_json json_of(const HostFinding& host) {
   json["copy_gb_s"] = host.memory ? ordered_json(host.memory->copy_gb_s) : ordered_json(nullptr);
   json["add_gb_s"] = host.memory ? ordered_json(host.memory->add_gb_s) : ordered_json(nullptr);
   return json;
+}
+
+ordered_json json_of(const TierFindings& tiers) {
+  ordered_json disks = ordered_json::array();
+  for (const TierFindings::Disk& disk : tiers.disks) {
+    ordered_json one{{"folder", disk.rates.folder.string()}, {"error", disk.error}, {"notes", disk.notes}};
+    if (disk.error.empty()) {
+      one["read_bytes_per_second"] = disk.rates.read_bytes_per_second;
+      one["write_bytes_per_second"] = disk.rates.write_bytes_per_second;
+    }
+    disks.push_back(std::move(one));
+  }
+  return {{"copy_bytes_per_second", tiers.copy_bytes_per_second},
+          {"disks", disks},
+          {"file", tiers.file},
+          {"file_error", tiers.file_error}};
 }
 
 ordered_json json_of(const BackendFinding& finding) {
@@ -174,6 +204,7 @@ bool Diagnosis::all_links_work() const {
 std::string to_text(const Diagnosis& diagnosis) {
   std::string text;
   for (const HostFinding& host : diagnosis.hosts) text += host_text(host);
+  text += tiers_text(diagnosis.tiers);
   if (diagnosis.ping_ns) {
     text += fmt::format("cache line from the core of rank 0 to that of rank 1: {:.0f} ns\n", *diagnosis.ping_ns);
   }
@@ -190,6 +221,7 @@ std::string to_json(const Diagnosis& diagnosis) {
   for (const BackendFinding& finding : diagnosis.backends) backends.push_back(json_of(finding));
   ordered_json json{{"ranks", diagnosis.num_ranks},
                     {"hosts", hosts},
+                    {"tiers", json_of(diagnosis.tiers)},
                     {"ping_ns", nullptr},
                     {"backends", backends},
                     {"use", diagnosis.backend()},

@@ -7,6 +7,7 @@
 #include "caravan/comm/measure/host.h"
 #include "caravan/comm/measure/links.h"
 #include "caravan/comm/measure/memory_rate.h"
+#include "caravan/memory/bandwidths.h"
 
 namespace caravan::app {
 
@@ -29,8 +30,22 @@ struct HostFinding {
   std::optional<measure::MemoryRates> memory{};  ///< for all its ranks together
 };
 
+/// What offload has beyond the device, on the host of rank 0.
+struct TierFindings {
+  struct Disk {
+    TierBandwidths::Disk rates{};
+    std::vector<std::string> notes{};
+    std::string error{};  ///< "": it is measured
+  };
+  double copy_bytes_per_second = 0;
+  std::vector<Disk> disks{};
+  std::string file{};        ///< that keeps the rates
+  std::string file_error{};  ///< "": it does
+};
+
 struct Diagnosis {
   int num_ranks = 0;
+  TierFindings tiers{};
   std::vector<HostFinding> hosts{};
   std::vector<BackendFinding> backends{};
   std::optional<double> ping_ns{};  ///< between the cores of ranks 0 and 1

@@ -197,14 +197,19 @@ void add_bench(CLI::App& app, CommandLine& line) {
 
 void add_doctor(CLI::App& app, CommandLine& line) {
   DoctorArguments& arguments = line.doctor;
-  CLI::App* doctor = app.add_subcommand("doctor", "time every link between ranks and recommend a back-end");
+  CLI::App* doctor =
+      app.add_subcommand("doctor", "time every link between ranks, memory and disks, and recommend a back-end");
   auto* ranks = doctor->add_option("--ranks", arguments.ranks,
                                    "number of processes on this host; default 2. Under torchrun or mpirun: theirs");
+  auto* disks = doctor->add_option("--disk", arguments.disks,
+                                   "folder whose disk is measured for offload, writing up to 256 MiB; may be repeated. "
+                                   "Default: the current folder");
+  disks->option_text("DIR")->take_all();
   auto* json = doctor->add_flag("--json", arguments.json, "one JSON object instead of the report");
   doctor
       ->add_flag("--tune", arguments.tune,
                  "time the libraries that multiply matrices instead, and use the fastest from now on")
-      ->excludes(ranks, json);
+      ->excludes(ranks, disks, json);
   doctor->callback([&line] { line.command = CommandLine::Command::doctor; });
 }
 

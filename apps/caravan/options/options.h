@@ -151,6 +151,7 @@ struct BenchArguments {
 
 struct DoctorArguments {
   std::optional<int> ranks;
+  std::vector<std::string> disks;  ///< folders to measure; none: the current one
   bool json = false;
   bool tune = false;  ///< time the libraries of matrix products instead
 };

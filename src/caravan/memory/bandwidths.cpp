@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <random>
@@ -177,9 +178,10 @@ void write_tier_bandwidths(const TierBandwidths& bandwidths) {
   write_file_durably(file, text.str(), "tiers");
 }
 
-TierBandwidths::Disk measure_disk(const std::filesystem::path& folder) {
+TierBandwidths::Disk measure_disk(const std::filesystem::path& folder, std::vector<std::string>& notes) {
   const Slots slots = make_slots();
   DiskStore store({.folders = {folder}, .owner = "doctor"});
+  std::ranges::copy(store.notes(), std::back_inserter(notes));
   const std::filesystem::path made = store.speeds().front().folder;
   // Of a disk that is nearly full, a part of what is left.
   const int64_t quarter = disk::free_bytes(made) / 4 / kSlotBytes * kSlotBytes;

@@ -35,7 +35,8 @@ TierBandwidths read_tier_bandwidths();
 /// Throws ResourceError.
 void write_tier_bandwidths(const TierBandwidths& bandwidths);
 
-/// Writes 256 MiB with a DiskStore, or what takes half a second, and reads it back. Throws what the store throws.
-TierBandwidths::Disk measure_disk(const std::filesystem::path& folder);
+/// Writes 256 MiB with a DiskStore, or what takes half a second, and reads it back. Adds the store's notes to `notes`.
+/// Throws what the store throws.
+TierBandwidths::Disk measure_disk(const std::filesystem::path& folder, std::vector<std::string>& notes);
 
 }  // namespace caravan

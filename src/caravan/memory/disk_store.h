@@ -51,9 +51,9 @@ class DiskStore {
   void release(const Block& block);
 
   /// `bytes` bytes at `offset`, a multiple of kPage; they end at a multiple of kPage or at the end of the block.
-  /// `memory` is aligned to kSector and holds padded(bytes) bytes, of which a read may change the padding; it stays
-  /// valid until the event is complete. What touches a page of the block happens in the order of the calls. Errors are
-  /// thrown by Event::wait: ResourceError for a disk that is full or fails, DataError for a page whose checksum differs;
+  /// `memory` is aligned to kSector and holds padded(bytes) bytes, of which a read may change the padding. It stays
+  /// valid until the event is complete. What touches a page of the block happens in the order of the calls.
+  /// Event::wait throws ResourceError for a disk that is full or fails, DataError for a page whose checksum differs;
   /// both name the file and the offset.
   Event write(const Block& block, int64_t offset, const void* memory, int64_t bytes);
   Event read(const Block& block, int64_t offset, void* memory, int64_t bytes);
