@@ -78,7 +78,7 @@ struct Found {
   std::vector<double> losses;
   std::vector<at::Tensor> gradients;  ///< sharded, of every step
   PathCounts paths;
-  TierTraffic traffic;         ///< of the last step
+  MemoryCounter::Moved traffic;         ///< of the last step
   int64_t peak = 0;            ///< of the device in the last step, beyond what it had before
   int64_t host = 0, disk = 0;  ///< peaks there
   int64_t left = 0;            ///< bytes on the device after the last step beyond those before it
@@ -127,7 +127,7 @@ Found run_rank(const Case& what, Tier tier, const Mesh& given, const std::filesy
     };
     engine.table(what.num_micro_batches);
     log.clear();
-    const TierTraffic before = tiers->traffic();
+    const MemoryCounter::Moved before = tiers->traffic();
     const int64_t live = counter.live_bytes();
     counter.reset_peak();
     double loss = 0;
@@ -194,7 +194,7 @@ void changes_no_bit(const Case& what, std::initializer_list<Tier> tiers = {Tier:
       EXPECT_EQ(count(got[rank], kLoad), count(got[rank], kStore));
       EXPECT_GE(count(got[rank], kUnpack), count(got[rank], kLoad));
       EXPECT_EQ(count(got[rank], kLate), 0);
-      const TierTraffic& moved = got[rank].traffic;
+      const MemoryCounter::Moved& moved = got[rank].traffic;
       EXPECT_GT(moved.to_host, 0);
       EXPECT_EQ(moved.from_host, moved.to_host);
       EXPECT_EQ(moved.to_disk, tier == Tier::disk ? moved.to_host : 0);

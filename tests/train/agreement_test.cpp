@@ -175,7 +175,7 @@ void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
   for (int64_t n = 0; n < 5; ++n) {
     step.run(make_rank_batch(state.engine(), windows, n, 12), n, 0.01);
     std::vector<at::Tensor> all{state.engine().state().values.to_tensor()};
-    for (const auto& [name, flat] : state.optimizer().state()) all.push_back(flat);
+    for (const auto& [name, flat] : state.optimizer().state()) all.push_back(flat.to_tensor());
     std::string hashes;
     for (const at::Tensor& flat : all) {
       hashes += content_hash(std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes())).hex();

@@ -20,8 +20,10 @@
 #include "caravan/base/system/cores.h"
 #include "caravan/base/system/memory_limit.h"
 #include "caravan/base/text.h"
+#include "caravan/memory/bandwidths.h"
 #include "caravan/nn/experts/expert_rows.h"
 #include "caravan/train/model/micro_batch.h"
+#include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan::app {
@@ -56,6 +58,9 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
   };
   const auto plan = [&](int64_t limit) { return plan_memory(of.recipe, of.num_ranks, limit, 0, peak_of); };
   const bool is_local = of.num_ranks <= most_local_ranks();
+  if (const int64_t budget = device_budget(of.recipe); budget > 0) {
+    return plan_memory(of.recipe, of.num_ranks, budget, 0, peak_of, /*is_budget=*/true);
+  }
   if (of.memory_bytes > 0) {
     try {
       return plan(of.memory_bytes);
@@ -75,6 +80,17 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
     fmt::print("{} ranks do not fit this host's memory: planned for other hosts, see --memory\n", of.num_ranks);
     return plan(0);
   }
+}
+
+/// The recipe with the least offload that fits its device_budget, in place of "auto".
+Recipe with_offload(const Inspected& of) {
+  const int64_t budget = device_budget(of.recipe);
+  const auto fits = [&](const Recipe& recipe) {
+    const bool is_auto = recipe.train.micro_batch == kAutoMicroBatch;
+    const Recipe some = is_auto ? with_micro_batch(recipe, row_parts(recipe)) : recipe;
+    return fullest_of([&] { return rehearsals_of(of, some); }).peak.total() <= budget;
+  };
+  return budget > 0 ? least_offload(of.recipe, fits).value_or(of.recipe) : of.recipe;
 }
 
 /// The number of neighbouring ranks that share memory.
@@ -124,6 +140,35 @@ void print_memory(const MemoryPlan& memory) {
   }
   print("in all", bytes_line(memory.peak_bytes()));
   if (memory.limit_bytes > 0) print("available", bytes_line(memory.limit_bytes));
+}
+
+/// What is offloaded, and what a step moves, at the bandwidths of this host.
+void print_offload(const Inspected& of, const MemoryPlan& memory, const Rehearsal& rank) {
+  const std::string text = offload_text(of.recipe, memory.fullest);
+  if (text.empty()) return;
+  fmt::print("\noffload\n  {}\n", text);
+  if (rank.host.total() > 0) print("host memory", bytes_line(rank.host.total()));
+  if (rank.disk_bytes > 0) print("disk", bytes_line(rank.disk_bytes));
+  const TierBandwidths speeds = read_tier_bandwidths();
+  const double link = (rank.moved.to_host + rank.moved.from_host) / speeds.copy_bytes_per_second;
+  print("link", fmt::format("{:.3f} s a step at {:.1f} GB/s", link, speeds.copy_bytes_per_second / 1e9));
+  if (rank.disk_bytes == 0) return;
+  const double ranks = std::max(1, std::min(of.num_ranks, of.ranks_per_host));
+  const std::vector<std::string>& folders = of.recipe.offload.texts("disk_dirs");
+  double read = 0, write = 0;  // of all folders together: data is striped
+  bool is_measured = true;
+  for (const std::string& folder : folders) {
+    const TierBandwidths::Disk disk = speeds.disk(folder);
+    read += disk.read_bytes_per_second;
+    write += disk.write_bytes_per_second;
+    is_measured = is_measured && disk.is_measured;
+  }
+  const double seconds = ranks * (rank.moved.to_disk / write + rank.moved.from_disk / read);
+  print("disk time", fmt::format("{:.3f} s a step for {:.0f} ranks, at {:.1f} GB/s to read and {:.1f} to write{}",
+                                 seconds, ranks, read / 1e9, write / 1e9,
+                                 is_measured ? "" : " (assumed: caravan doctor --disk measures)"));
+  const double a_day = 86400 / std::max(seconds, 1e-9) * ranks * rank.moved.to_disk;
+  print("disk wear", fmt::format("at most {} written a day", format_bytes(static_cast<int64_t>(a_day))));
 }
 
 /// "backward 92 %, optimizer 8 %": where in the step calls begin, by bytes or else by count.
@@ -284,6 +329,7 @@ int inspect_recipe(const InspectArguments& arguments) {
   of.vocabulary = vocabulary_of(of.recipe);
   of.recipe.model.vocabulary = of.vocabulary.size;
   of.ranks_per_host = ranks_per_host(of.recipe, of.num_ranks, arguments.per_host);
+  of.recipe = with_offload(of);
   std::map<int64_t, std::vector<Rehearsal>> rehearsed;
   const MemoryPlan memory = memory_of(of, rehearsed);
   of.recipe = with_micro_batch(of.recipe, memory.micro_batch);
@@ -292,6 +338,7 @@ int inspect_recipe(const InspectArguments& arguments) {
   print_verdict(memory, busiest.bytes_sent());
   print_facts(of, memory);
   print_memory(memory);
+  print_offload(of, memory, busiest);
   print_traffic(of, all, busiest);
   print_neighbours(of, price_of(of, all), memory.is_chosen);
   print_notes(of, memory);

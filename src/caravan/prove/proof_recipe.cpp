@@ -48,6 +48,13 @@ void shrink(Split& split, const ModelConfig& model) {
   if (split.is_used()) split.degree = split.kind.entry().shrink(split.kind, split.degree, model);
 }
 
+/// The device of a proof is large: "auto" moves everything, so that its paths are proved.
+void fit_offload(Recipe& recipe) {
+  for (const char* kind : {"optimizer", "parameters", "gradients", "activations"}) {
+    if (recipe.offload.text(kind) == "auto") recipe.offload.set(kind, std::string("host"));
+  }
+}
+
 /// The mesh of the proof. mesh.dp is set.
 void fit_mesh(Recipe& recipe) {
   const int64_t ranks = ranks_of(recipe);
@@ -214,6 +221,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   check_provable(recipe);
   const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
   Recipe small = recipe;
+  fit_offload(small);
   fit_mesh(small);
   small.model = shrunken(recipe.model);
   if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" must exist
@@ -231,6 +239,7 @@ Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Reci
   check_provable(recipe);
   const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
   Recipe step = recipe;
+  fit_offload(step);
   fit_mesh(step);
   step.model.vocabulary = own_vocabulary(recipe);
   step.model.context = recipe.model.context / recipe.context_parallel.degree * step.context_parallel.degree;

@@ -70,18 +70,21 @@ void move_parameters(Moves& moves, const Schedule& table, const Units& units) {
   }
 }
 
+/// The groups whose sums an entry may write or read. A B also adds what its W does not put off.
+std::vector<int> touched(const Action& entry, const Units& units) {
+  if (entry.kind == Kind::reduce) return {entry.unit};
+  if (!entry.is_event() || entry.kind == Kind::forward) return {};
+  return units.groups_of(entry);
+}
+
 void move_gradients(Moves& moves, const Schedule& table, const Units& units) {
-  const std::vector<std::vector<int>> changed = additions(table, units);
-  std::map<int, size_t> last;        // the last addition to a group
-  std::map<int, size_t> reductions;  // how many a group has
-  for (const Action& entry : table) reductions[entry.unit] += entry.kind == Kind::reduce ? 1 : 0;
+  std::map<int, size_t> last;  // the last entry that touches the sums of a group
   for (size_t i = 0; i < table.size(); ++i) {
-    for (const int group : changed[i]) {
-      const Units::Group& about = units.groups[static_cast<size_t>(group)];
+    for (const int group : touched(table[i], units)) {
+      if (!units.groups[static_cast<size_t>(group)].moves_gradients) continue;
       const auto before = last.find(group);
-      const bool is_next =
-          before != last.end() && table[before->second].micro_batch != table[i].micro_batch && reductions[group] == 1;
-      if (about.moves_gradients && is_next && !moves.is_near(before->second, i)) {
+      if (before != last.end() && table[before->second].micro_batch != table[i].micro_batch &&
+          !moves.is_near(before->second, i)) {
         const int micro_batch = table[before->second].micro_batch;
         Action move{.kind = Kind::evict, .unit = group, .micro_batch = micro_batch, .moved = Moved::gradients};
         moves.add_after(move, before->second);

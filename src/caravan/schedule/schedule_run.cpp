@@ -109,10 +109,11 @@ void ScheduleRun::compute(size_t rank, const Action& event) {
   if (needs_activations && state.stored.contains({event.unit, event.micro_batch})) {
     refuse(rank, "needs activations that are evicted");
   }
+  for (const int group : event.kind == Kind::forward ? std::vector<int>() : units_.groups_of(event)) {
+    if (!state.away.contains(group)) continue;
+    refuse(rank, fmt::format("may add to the gradient of {}, which is evicted", group_text(group)));
+  }
   for (const int group : state.changed[state.at]) {
-    if (state.away.contains(group)) {
-      refuse(rank, fmt::format("adds to the gradient of {}, which is evicted", group_text(group)));
-    }
     --state.to_add[group][event.micro_batch];
     if (!state.has_reduced.contains({group, event.micro_batch})) state.unreduced.insert({group, event.micro_batch});
   }

@@ -40,9 +40,8 @@ void GradientSums::begin_step() {
 }
 
 at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
-  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  finish_loads(own);
-  at::Tensor& sums = own.sums;
+  need_here(bucket);
+  at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
   if (sums.defined()) return sums;
   if (sums_in_place(bucket)) return sums = kept(bucket);
   sums = pool_.take(bucket.unsharded_count, sum_dtype_);
@@ -62,8 +61,8 @@ void GradientSums::clear_gaps(const Bucket& bucket, const at::Tensor& sums) cons
 
 at::Tensor GradientSums::kept(const Bucket& bucket) {
   if (bucket.gradient_is_away) {
+    need_here(bucket);
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    finish_loads(own);
     if (own.kept.defined()) return own.kept;
     own.kept = pool_.take(bucket.unsharded_count, state_.gradients.scalar_type());
     clear_gaps(bucket, own.kept);
@@ -98,7 +97,7 @@ GradientSink::Sum GradientSums::sum_of(Parameter& parameter) {
     refuse_late(parameter);
   }
   if (!parameter.is_derived()) return {leaf_sum(slot), !own.is_written};
-  finish_loads(buckets_[static_cast<size_t>(slot.bucket)]);
+  need_here(state_.layout.buckets()[static_cast<size_t>(slot.bucket)]);
   if (!own.derived.defined()) {
     const at::IntArrayRef shape = parameter.compute_shape();  // not compute(): the unsharded memory may already be
                                                               // freed

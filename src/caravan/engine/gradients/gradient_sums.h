@@ -81,7 +81,8 @@ class GradientSums {
     at::Tensor kept;         ///< of a bucket whose gradients are away: what would stay in the kept gradients
     at::Tensor result;       ///< of such a bucket: its complete gradient, until it is stored
     std::vector<Event> loads;  ///< into these
-    bool is_evicted = false;
+    bool is_evicted = false;  ///< its sums, if it has some, are away
+    bool has_stored = false;
     bool is_folded = false;  ///< the kept sum includes rounded summands of this step
     bool is_reduced = false;
     TransferQueue::Ticket last{};  ///< last reduction of the step
@@ -96,6 +97,8 @@ class GradientSums {
   bool sums_in_place(const Bucket& bucket) const noexcept { return bucket.stays() && !rounds_; }
   at::Tensor kept(const Bucket& bucket);
   void finish_loads(OfBucket& own) const;
+  /// The sums of a bucket are about to be used: waits until they are back. Throws InternalError if they are away.
+  void need_here(const Bucket& bucket);
   /// The same as start_reduction for a bucket whose gradients are away.
   TransferQueue::Ticket start_away(const Bucket& bucket, bool is_last);
   void reduce_result(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include "caravan/base/error.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
 #include "caravan/engine/gradients/gradient_sums.h"
@@ -26,6 +27,15 @@ void GradientSums::finish_loads(OfBucket& own) const {
   own.loads.clear();
 }
 
+void GradientSums::need_here(const Bucket& bucket) {
+  OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+  if (own.is_evicted) {
+    throw InternalError({strategy_.name, state_.layout.units().groups[static_cast<size_t>(bucket.group)].name,
+                         "its gradients are used while they are away", "", ""});
+  }
+  finish_loads(own);
+}
+
 const FlatMemory::Piece* GradientSums::piece_of(const Bucket& bucket) const {
   if (bucket.sharded_count == 0) return nullptr;
   return &state_.gradients.piece(bucket.sharded_offset, bucket.sharded_count);
@@ -41,15 +51,16 @@ void GradientSums::evict(int group) {
   };
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.gradient_is_away) continue;
+    need_here(bucket);
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    finish_loads(own);
     at::Tensor& sums = bucket.stays() ? own.kept : own.sums;
     if (sums.defined()) {
       count_path("gradients moved between micro-batches");
       store(sums_away_[bucket.index], sums);
-      own.is_evicted = true;
+      own.has_stored = true;
     }
     own.sums = at::Tensor();
+    own.is_evicted = true;
     for (size_t i = 0; i < bucket.num_slots; ++i) {
       OfSlot& slot = slots_[bucket.first_slot + i];
       if (!slot.derived.defined()) continue;
@@ -64,13 +75,14 @@ void GradientSums::fetch(int group) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.gradient_is_away) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-    if (own.is_evicted) {
+    own.is_evicted = false;
+    if (own.has_stored) {
       const bool is_kept = bucket.stays();
       const at::Tensor sums =
           pool_.take(bucket.unsharded_count, is_kept ? state_.gradients.scalar_type() : sum_dtype_);
       own.loads.push_back(sums_away_.at(bucket.index).load(sums, what));
       (is_kept ? own.kept : own.sums) = sums;
-      own.is_evicted = false;
+      own.has_stored = false;
     }
     for (size_t i = 0; i < bucket.num_slots; ++i) {
       OfSlot& slot = slots_[bucket.first_slot + i];

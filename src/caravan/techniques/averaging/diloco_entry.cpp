@@ -23,7 +23,8 @@ Entry diloco_entry() {
                 Traits traits{.has = usual_traits(),
                               .because = "replicas of " + setting.name() + " have different gradients"};
                 for (const Trait lacking :
-                     {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions, Trait::all_reduces}) {
+                     {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions, Trait::all_reduces,
+                      Trait::offloads}) {
                   traits.has.erase(lacking);
                 }
                 return traits;

@@ -26,9 +26,11 @@ void add_offload(Strategy& strategy, const OffloadOptions& options) {
     strategy.unsharded_memory = UnshardedMemory::freed;
     strategy.gathers.free_after_forward = true;
   }
-  // Ranks that share unsharded parameters may still read what an early step writes.
+  // An early step must not write what backward still reads: unsharded parameters that ranks share, or that are the
+  // sharded ones.
+  const bool is_apart = options.optimizer != Tier::device || options.parameters != Tier::device;
   const bool shares = strategy.unsharded_memory == UnshardedMemory::shared;
-  strategy.steps_early = options.steps_early && options.gradients != Tier::device && !shares;
+  strategy.steps_early = options.steps_early && options.gradients != Tier::device && is_apart && !shares;
   move_activations(strategy, options.activations);
 }
 

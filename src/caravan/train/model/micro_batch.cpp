@@ -67,8 +67,8 @@ std::string advice_of(const Recipe& recipe, const MemoryPlan& plan) {
                    format_bytes(limit)),
        recipe.where("train.micro_batch"),
        batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
-       : states > limit / 2        ? "lower model.layers, model.width or the vocabulary, or start fewer ranks on "
-                                     "this host"
+       : states > limit / 2        ? "set offload.optimizer, offload.gradients and offload.parameters to \"disk\", start "
+                                     "fewer ranks on this host, or use a smaller model"
        : recipe.pipeline.is_used() ? kCutFiner
                                    : "lower model.context, model.layers or model.width, or start fewer ranks on "
                                      "this host"});
@@ -117,13 +117,13 @@ MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes,
     const bool all_fit = fitting(choices.back());
     const auto end = all_fit ? choices.end() : std::partition_point(choices.begin(), choices.end(), fitting);
     plan.micro_batch = end == choices.begin() ? parts : *(end - 1);
-    if (!fits(plan.micro_batch, 1)) {
+    if (!fits(plan.micro_batch, 1) && !is_budget) {
       refuse_memory(recipe, peak(plan.micro_batch), plan.micro_batch, batch.rows(), limit_bytes);
     }
   }
   plan.fullest = peak(plan.micro_batch);
   plan.advice = advice_of(recipe, plan);
-  const bool states_fit = limit_bytes <= 0 || plan.fullest.peak.state() <= limit_bytes;
+  const bool states_fit = limit_bytes <= 0 || is_budget || plan.fullest.peak.state() <= limit_bytes;
   if (!states_fit) {
     const int64_t least = plan.is_chosen || !recipe.pipeline.is_used() ? parts : plan.micro_batch;
     refuse_memory(recipe, peak(least), least, batch.rows(), limit_bytes);

@@ -52,7 +52,8 @@ using PeakOf = std::function<RankPeak(int64_t micro_batch)>;
 /// ResourceError if "auto" does not fit even with 1 sequence at a time, or if parameters, gradients and optimizer state
 /// alone exceed the limit. Throws UsageError as plan_batch.
 ///
-/// `is_budget`: the limit is one of the tensors alone (offload.device_budget), of which all may be used.
+/// `is_budget`: the limit is one of the tensors alone (offload.device_budget): all of it may be used, and check_budget
+/// refuses what exceeds it.
 MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of,
                        bool is_budget = false);
 

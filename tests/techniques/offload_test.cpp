@@ -1,0 +1,184 @@
+#include <cstdlib>
+#include <regex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/trace/path_log.h"
+#include "caravan/recipe/recipe.h"
+#include "tests/mesh/refusal.h"
+#include "tests/train/tiny_run.h"
+
+namespace caravan::testing::offload_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Keys = std::vector<std::string>;
+
+Keys together(const std::vector<Keys>& parts) {
+  Keys all;
+  for (const Keys& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+/// The log without what differs: bytes sent, and memory.
+std::vector<std::string> numbers_of(const std::filesystem::path& run) {
+  static const std::regex bytes("\"(bytes_sent|state_bytes|predicted_memory_bytes)\":[0-9]+,|\"bubble\":[^\\]]*\\],");
+  std::vector<std::string> lines;
+  for (const std::string& line : log_lines(run)) lines.push_back(std::regex_replace(line, bytes, ""));
+  return lines;
+}
+
+class OffloadTest : public ::testing::Test {
+ protected:
+  // Host memory may be touched by copies and the optimizer only: else the process dies.
+  OffloadTest() { setenv("CARAVAN_PROTECT_HOST", "1", 1); }
+  ~OffloadTest() override { unsetenv("CARAVAN_PROTECT_HOST"); }
+
+  Keys tiers(const Keys& kinds, const std::string& tier) const {
+    Keys keys;
+    for (const std::string& kind : kinds) keys.push_back("offload." + kind + "=" + tier);
+    if (tier == "disk") keys.push_back("offload.disk_dirs=" + (runs_ / "tiers").string());
+    return keys;
+  }
+
+  std::filesystem::path train(const std::string& name, int ranks, const Keys& keys, ModelKind kind) {
+    Keys all = together({{"train.steps=3", "checkpoint.every=0", "train.eval_every=0", "sample.tokens=0",
+                          "comm.backend=thread", "comm.threads_per_rank=1"},
+                         keys});
+    const Recipe recipe = runs_.recipe(kind, name, all);
+    train_on(ranks, {.recipe = recipe, .folders = runs_.folders()});
+    return runs_ / name;
+  }
+
+  /// Losses, norms and every tensor of the checkpoint have the same bits as without offload.
+  void expect_same(int ranks, const Keys& technique, const Keys& offload, ModelKind kind = ModelKind::gpt2) {
+    SCOPED_TRACE(::testing::PrintToString(technique) + ::testing::PrintToString(offload));
+    const std::string of = std::to_string(count_++);
+    const auto without = train("without" + of, ranks, technique, kind);
+    const auto with = train("with" + of, ranks, together({technique, offload}), kind);
+    EXPECT_EQ(numbers_of(with), numbers_of(without));
+    EXPECT_EQ(first_difference(checkpoint_tensors(with), checkpoint_tensors(without)), "");
+  }
+
+  TinyRuns runs_;
+  int count_ = 0;
+};
+
+const Keys kAll{"optimizer", "gradients", "parameters", "activations"};
+const Keys kState{"optimizer", "gradients", "parameters"};
+
+TEST_F(OffloadTest, EveryKindOnEachTierUnderEachTechnique) {
+  int ranks = 1;
+  for (const char* technique : {"ddp", "zero1", "zero2", "zero3"}) {
+    for (const std::string& kind : kAll) {
+      for (const char* tier : {"host", "disk"}) {
+        expect_same(ranks, {std::string("data_parallel.technique=") + technique, micro_batch(ranks, 3)},
+                    tiers({kind}, tier));
+        ranks = ranks % 3 + 1;
+      }
+    }
+  }
+}
+
+TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
+  const std::vector<Keys> others{{"data_parallel.technique=zero3", "memory.recompute=full"},
+                                 {"data_parallel.technique=zero1", "precision.compute=bf16", "precision.gradients=bf16"},
+                                 {"data_parallel.technique=zero2", "precision.compute=fp16"},
+                                 {"data_parallel.technique=zero2", "data_parallel.accumulate=full"},
+                                 {"data_parallel.technique=zero3", "moe.experts=4"},
+                                 {"data_parallel.technique=zero3", "lora.rank=2"},
+                                 {"mesh.tp=2"},
+                                 {"mesh.cp=2", "model.dropout=0"},
+                                 {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"},
+                                 {"mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=4"},
+                                 {"optimizer.kind=sgd", "optimizer.momentum=0.9"}};
+  bool on_disk = false;
+  for (const Keys& other : others) {
+    const bool has_pipeline = other.front() == "mesh.pp=2";
+    expect_same(2, together({other, has_pipeline ? Keys() : Keys{"train.micro_batch=6"}}),
+                tiers(kAll, on_disk ? "disk" : "host"), on_disk ? ModelKind::llama : ModelKind::gpt2);
+    on_disk = !on_disk;
+  }
+  expect_same(3, {"data_parallel.technique=param_server", "data_parallel.servers=2"}, tiers(kAll, "host"));
+  expect_same(2, {"data_parallel.technique=replicas"}, tiers(kAll, "disk"));
+  expect_same(4, {"data_parallel.technique=hsdp", "data_parallel.shard=2", "train.micro_batch=3"}, tiers(kAll, "host"));
+}
+
+/// Without clipping each group steps as soon as its gradients are complete.
+TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
+  for (const char* technique : {"ddp", "zero3"}) {
+    const Keys keys{std::string("data_parallel.technique=") + technique, "optimizer.clip_norm=0", "train.micro_batch=9"};
+    PathLog paths;
+    {
+      const PathScope counted(&paths);
+      expect_same(1, keys, tiers(kState, "host"));
+    }
+    expect_same(2, keys, tiers(kState, "disk"));
+    expect_same(2, keys, tiers({"gradients", "parameters"}, "host"));
+  }
+}
+
+TEST_F(OffloadTest, TiersOfKindsMayDiffer) {
+  const Keys folder{"offload.disk_dirs=" + (runs_ / "tiers").string()};
+  expect_same(2, {"data_parallel.technique=zero3", "train.micro_batch=6"},
+              together({{"offload.optimizer=disk", "offload.parameters=host", "offload.gradients=host"}, folder}));
+  expect_same(2, {"data_parallel.technique=zero2", "precision.compute=bf16"},
+              together({{"offload.optimizer=host", "offload.parameters=disk", "offload.prefetch=3"}, folder}));
+  expect_same(1, {"data_parallel.technique=ddp"}, together({{"offload.optimizer=disk", "offload.prefetch=0"}, folder}));
+}
+
+/// A checkpoint does not depend on tiers: a run continues on other ranks with other tiers.
+TEST_F(OffloadTest, ResumesBetweenTiersAndLayouts) {
+  const Keys common{"checkpoint.every=2", "train.steps=4", "train.eval_every=0", "sample.tokens=0",
+                    "comm.threads_per_rank=1", "model.dropout=0"};
+  const auto recipe = [&](const std::string& name, const Keys& keys) {
+    return runs_.recipe(ModelKind::gpt2, name, together({common, keys}));
+  };
+  const Keys zero3{"data_parallel.technique=zero3", "train.micro_batch=9"};
+  train_on(2, {.recipe = recipe("whole", zero3), .folders = runs_.folders()});
+  const std::vector<std::pair<Keys, Keys>> changes{{tiers(kState, "disk"), {}},
+                                                   {{}, tiers(kAll, "disk")},
+                                                   {tiers(kState, "host"), tiers(kState, "disk")}};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    const std::string name = "resumed" + std::to_string(i);
+    train_on(2, {.recipe = recipe(name, together({zero3, changes[i].first})),
+                 .folders = runs_.folders(),
+                 .stop_after = 2});
+    train_on(2, {.recipe = recipe(name, together({zero3, changes[i].second})),
+                 .folders = runs_.folders(),
+                 .resume = true});
+    EXPECT_EQ(first_difference(checkpoint_tensors(runs_ / name), checkpoint_tensors(runs_ / "whole")), "") << i;
+  }
+}
+
+TEST_F(OffloadTest, AutoMovesTheLeastThatFits) {
+  const Keys automatic{"offload.optimizer=auto", "offload.gradients=auto", "offload.parameters=auto",
+                       "offload.activations=auto", "train.micro_batch=6"};
+  const auto kept = [&](const std::string& name, const std::string& budget) {
+    train(name, 1, together({automatic, {"offload.device_budget=" + budget}}), ModelKind::gpt2);
+    return load_recipe(runs_ / name / "recipe.toml", {}).offload;
+  };
+  EXPECT_EQ(kept("wide", "1G").text("optimizer"), "none");
+  const std::string error = refusal<ResourceError>([&] { kept("narrow", "100K"); });
+  EXPECT_THAT(error, AllOf(HasSubstr("offload.device_budget"), HasSubstr("rank 0 in"), HasSubstr("100 KiB")));
+}
+
+TEST_F(OffloadTest, ErrorsNameTheWayOut) {
+  const auto error_of = [&](const Keys& keys) {
+    return refusal<UsageError>([&] { train("bad", 2, keys, ModelKind::gpt2); });
+  };
+  EXPECT_THAT(error_of({"offload.optimizer=disk"}), AllOf(HasSubstr("offload.disk_dirs"), HasSubstr("local disks")));
+  EXPECT_THAT(error_of({"offload.optimizer=hots"}), HasSubstr("nearest is 'host'"));
+  EXPECT_THAT(error_of({"offload.device_budget=much"}), HasSubstr("1.5G"));
+  EXPECT_THAT(error_of({"offload.optimizer=host", "offload.disk_dirs=x"}), HasSubstr("\"disk\" or \"auto\""));
+  EXPECT_THAT(error_of({"offload.optimizer=host", "data_parallel.technique=param_server", "data_parallel.mode=async",
+                        "optimizer.clip_norm=0"}),
+              HasSubstr("cannot rest outside of the device"));
+  EXPECT_THAT(error_of({"offload.optimizer=auto"}), HasSubstr("offload.device_budget"));
+}
+
+}  // namespace
+}  // namespace caravan::testing::offload_test
