@@ -393,6 +393,31 @@ TEST(Activations, MoveTheBytesOfTheShapes) {
   });
 }
 
+/// The output of a unit that ends in tanh is saved by it and, as an input, by the next one: it moves once, with the
+/// second, and comes back for the first of the two backwards.
+TEST(Activations, MoveWhatTwoUnitsSaveOnce) {
+  alone([](const Mesh& mesh) {
+    constexpr int64_t kRows = 40;
+    std::vector<torch::nn::Sequential> layers;
+    for (int i = 0; i < 6; ++i) layers.emplace_back(torch::nn::Linear(48, 48), torch::nn::Tanh());
+    Net net(mesh, layers, Tier::host);
+    const at::Tensor x = random_tensor({kRows, 48}, 1).to(at::kFloat);
+    PathLog log;
+    const PathScope scope(&log);
+    for (int step = 0; step < 2; ++step) {
+      log.clear();
+      net.engine->begin_step();
+      net.forward(x).backward();
+      net.engine->finish_step();
+    }
+    // The outputs of units 0 to 2; that of 3 is saved by unit 4 too, whose backward is near.
+    EXPECT_EQ(log.counts()[kStore], 3);
+    EXPECT_EQ(log.counts()[kLoad], 3);
+    EXPECT_EQ(log.counts()[kUnpack], 2 * 3);
+    EXPECT_EQ(log.counts()[kLate], 0);
+  });
+}
+
 /// Convolutions, batch norm with its buffers, changes in place, pools with integer indices, views, dropout of torch.
 TEST(Activations, ChangeNoBitOfAUsersModule) {
   const auto layers = [] {
@@ -569,6 +594,28 @@ TEST(Activations, MoveWhenNobodyElseHoldsThem) {
   tanh.activations.fetch(0, 0);
   tanh.expect_gradient(loss);
   EXPECT_EQ(tanh.log.counts()[kLoad], 1);
+}
+
+/// A storage that two units save comes back for the first of their backwards.
+TEST(Activations, ComeBackForTheFirstOfTwoUnits) {
+  Tanh tanh;
+  at::Tensor held, loss;
+  {
+    const Activations::Scope saves(&tanh.activations, 0, 0, true);
+    held = tanh.x.tanh();
+  }
+  {
+    const Activations::Scope saves(&tanh.activations, 1, 0, true);
+    loss = held.square().sum();
+  }
+  tanh.activations.evict(0, 0);
+  held = at::Tensor();
+  tanh.activations.evict(1, 0);
+  tanh.activations.settle();
+  tanh.activations.fetch(1, 0);
+  EXPECT_EQ(tanh.log.counts(), (PathCounts{{kStore, 1}, {kLoad, 1}}));
+  loss.backward();
+  EXPECT_EQ(tanh.log.counts(), (PathCounts{{kStore, 1}, {kLoad, 1}, {kUnpack, 2}}));
 }
 
 /// The innermost scope counts: what it does not capture stays.
