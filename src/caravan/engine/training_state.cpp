@@ -19,7 +19,7 @@ class ModelState final : public StateOwner {
     const FlatState& state = engine_.state();
     for (Parameter* parameter : engine_.model().parameters()) {
       StatePiece piece{.kind = StatePiece::Kind::parameter,
-                       .name = parameter->name(),
+                       .name = parameter->whole_name(),
                        .tensor = parameter->sharded().detach(),
                        .parameter = parameter};
       if (state.values.is_on_disk()) {
@@ -51,7 +51,7 @@ class HookState final : public StateOwner {
       for (const Slot& slot : layout.slots()) {
         if (!slot.parameter->requires_grad()) continue;
         visit({.kind = StatePiece::Kind::residual,
-               .name = kHookTensors + state + "." + slot.parameter->name(),
+               .name = kHookTensors + state + "." + slot.parameter->whole_name(),
                .tensor = layout.view(flat, *slot.parameter),
                .parameter = slot.parameter,
                .spread = StatePiece::Spread::per_coordinate,

@@ -28,7 +28,7 @@ void fill_normal(at::Tensor& piece, const RandomStream& stream, const Parameter&
       stream.normal(first, out);
       for (float& x : out) x *= std_deviation;
     };
-    for_each_run(parameter.global_shape(), box.offset, box.size, begin, end,
+    for_each_run(parameter.whole_shape(), box.offset, box.size, begin, end,
                  [&](int64_t global, int64_t local, int64_t length) {
                    for (int64_t done = 0; done < length; done += kChunk) {
                      const int64_t count = std::min(kChunk, length - done);
@@ -52,10 +52,11 @@ void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, u
         {"initialise", parameter.name(), "the piece is not a contiguous CPU tensor of its box", "", ""});
   }
   const at::NoGradGuard no_grad;
+  const Box whole = parameter.in_whole(box);
   switch (parameter.spec().init.kind) {
     case Init::Kind::zeros: piece.fill_(0); break;
     case Init::Kind::ones: piece.fill_(1); break;
-    case Init::Kind::normal: fill_normal(piece, RandomStream(seed, parameter.name()), parameter, box); break;
+    case Init::Kind::normal: fill_normal(piece, RandomStream(seed, parameter.whole_name()), parameter, whole); break;
   }
 }
 

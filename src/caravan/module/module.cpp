@@ -143,6 +143,15 @@ Parameter& Module::share_parameter(Parameter& parameter) {
   return parameter;
 }
 
+std::unique_ptr<Parameter> Module::release_parameter(Parameter& parameter) {
+  std::erase(own_, &parameter);
+  const auto found = std::ranges::find(owned_, &parameter, [](const auto& slot) { return slot.get(); });
+  if (found == owned_.end()) return nullptr;
+  std::unique_ptr<Parameter> released = std::move(*found);
+  owned_.erase(found);
+  return released;
+}
+
 void Module::adopt(const std::string& name, std::unique_ptr<Module> child) {
   for (const auto& other : children_) {
     if (other->name() == (name_.empty() ? name : name_ + "." + name)) {

@@ -117,6 +117,9 @@ class Module {
   Parameter& register_parameter(std::string name, ParameterSpec spec);
   /// Shares a slot that another module of the tree owns.
   Parameter& share_parameter(Parameter& parameter);
+  /// Takes a slot away from this module, for layers whose weight is cut into tiles; returns it if it was the module's
+  /// own, else null.
+  std::unique_ptr<Parameter> release_parameter(Parameter& parameter);
   /// Creates a child. Names of slots and children are unique within a module and contain no dot.
   template <typename M, typename... Args>
   M& register_module(const std::string& name, Args&&... args) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -44,6 +45,23 @@ Parameter::~Parameter() {
 
 int64_t Parameter::num_elements() const noexcept {
   return std::accumulate(spec_.shape.begin(), spec_.shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+Box Parameter::in_whole(Box box) const {
+  if (!tile_of_) return box;
+  int64_t first = 0;  // row of the tile
+  for (const TileOf::Part& part : tile_of_->parts) {
+    const int64_t inside = box.offset.front() - first;
+    if (inside >= 0 && inside + box.size.front() <= part.rows) {
+      box.offset.front() = part.begin + inside;
+      return box;
+    }
+    first += part.rows;
+  }
+  throw InternalError({"parameter", name_,
+                       fmt::format("rows {} to {} are not of one part of {}", box.offset.front(),
+                                   box.offset.front() + box.size.front(), tile_of_->name),
+                       "", ""});
 }
 
 void Parameter::set_requires_grad(bool requires_grad) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,17 @@ struct ParameterSpec {
   std::vector<int64_t> shape;  ///< global
   Init init = {};
   bool decays = true;  ///< belongs to the optimizer's weight-decay group (matrices do; norms and biases do not)
+};
+
+/// For a tile of a larger tensor (nn/tiles.h): which rows it has.
+struct TileOf {
+  struct Part {
+    int64_t begin = 0;  ///< row of the larger tensor
+    int64_t rows = 0;
+  };
+  std::string name;            ///< of the larger tensor
+  std::vector<int64_t> shape;  ///< the same
+  std::vector<Part> parts;     ///< the tile's rows, in order; no rank has rows of two parts
 };
 
 /// A slot for one weight, on three levels, each with a layout:
@@ -54,6 +66,16 @@ class Parameter {
   const ParameterSpec& spec() const noexcept { return spec_; }
   const std::vector<int64_t>& global_shape() const noexcept { return spec_.shape; }
   int64_t num_elements() const noexcept;
+
+  /// Of a tile: what it is cut from; else null.
+  const TileOf* tile_of() const noexcept { return tile_of_.get(); }
+  /// Called once, before the tile has memory.
+  void set_tile_of(TileOf whole) { tile_of_ = std::make_unique<TileOf>(std::move(whole)); }
+  /// Name and shape of the tensor in checkpoints and for initial values: of a tile, those of what it is cut from.
+  const std::string& whole_name() const noexcept { return tile_of_ ? tile_of_->name : name_; }
+  const std::vector<int64_t>& whole_shape() const noexcept { return tile_of_ ? tile_of_->shape : spec_.shape; }
+  /// A box of this tensor as a box of that one. Throws InternalError if it has rows of several parts.
+  Box in_whole(Box box) const;
 
   bool requires_grad() const noexcept { return requires_grad_; }
   void set_requires_grad(bool requires_grad);
@@ -122,6 +144,7 @@ class Parameter {
 
   std::string name_;
   ParameterSpec spec_;
+  std::unique_ptr<TileOf> tile_of_;
   bool requires_grad_ = true;
   bool is_external_ = false;
   at::Tensor sharded_;

@@ -144,7 +144,7 @@ void Optimizer::walk(const Visit& visit) {
     for (const Slot& slot : state_.layout.slots()) {
       if (!slot.parameter->requires_grad()) continue;
       StatePiece piece{.kind = StatePiece::Kind::moment,
-                       .name = kOptimizerTensors + name + "." + slot.parameter->name(),
+                       .name = kOptimizerTensors + name + "." + slot.parameter->whole_name(),
                        .tensor = {},
                        .parameter = slot.parameter,
                        .spread = spread,

@@ -1,6 +1,7 @@
 #include "caravan/prove/trace.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
@@ -10,6 +11,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
 #include "caravan/module/initialise.h"
+#include "caravan/module/join_tiles.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/redistribute/whole.h"
@@ -65,6 +67,12 @@ void pack_documents(TrainBatch& batch, uint64_t seed, int64_t step) {
   }
 }
 
+std::vector<std::string> parameter_names(const Model& model) {
+  std::vector<std::string> names;
+  for (const Parameter* parameter : model.parameters()) names.push_back(parameter->name());
+  return names;
+}
+
 class CaseRun {
  public:
   using Arrange = std::function<Arrangement(Model& model, Mesh& mesh)>;
@@ -91,6 +99,7 @@ class CaseRun {
   }
   void fill(uint64_t seed);
   at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
+  std::vector<at::Tensor> joined(const std::vector<at::Tensor>& tensors) const;
   std::vector<at::Tensor> values() const;
   std::vector<at::Tensor> gradients() const;
   TrainBatch batch(int64_t step) const;
@@ -99,6 +108,7 @@ class CaseRun {
   int64_t rows_;
   Mesh mesh_;
   Model model_;
+  std::vector<std::string> names_;  ///< of the parameters of the model that is not arranged yet, without tiles
   Arrangement arrangement_;
   Engine engine_;
   Sgd optimizer_;
@@ -111,6 +121,7 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
       rows_(what.rows),
       mesh_(Mesh::create(world, axes)),
       model_(what.model),
+      names_(parameter_names(model_)),
       arrangement_(computing_in(what.compute_dtype, arrange(model_, mesh_))),
       engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = is_new}),
       optimizer_(engine_.state()) {
@@ -124,12 +135,13 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
 void CaseRun::fill(uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : model_.parameters()) {
-    const std::vector<int64_t>& shape = parameter->global_shape();
-    const Box box = local_box(shape, parameter->sharded_layout(), engine_.mesh(), parameter->name());
+    const Box box =
+        local_box(parameter->global_shape(), parameter->sharded_layout(), engine_.mesh(), parameter->name());
     if (box.num_elements() == 0) continue;
     at::Tensor piece = at::empty(box.size, engine_.state().values.options());
-    const Parameter random(parameter->name(), {.shape = shape, .init = {Init::Kind::normal, kStd}});
-    initialise(piece, random, box, seed);
+    const Parameter random(parameter->whole_name(),
+                           {.shape = parameter->whole_shape(), .init = {Init::Kind::normal, kStd}});
+    initialise(piece, random, parameter->in_whole(box), seed);
     if (parameter->spec().init.kind == Init::Kind::ones) piece.add_(1);
     engine_.state().layout.write(engine_.state().values, *parameter, piece);
   }
@@ -143,11 +155,20 @@ at::Tensor CaseRun::whole(const FlatMemory& flat, const Parameter& parameter) co
   return all.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
 }
 
+/// One process computes without tiles: the tensors as it has them.
+std::vector<at::Tensor> CaseRun::joined(const std::vector<at::Tensor>& tensors) const {
+  std::map<std::string, at::Tensor> by_name;
+  for (auto& [name, tensor] : join_tiles(model_.parameters(), tensors)) by_name.emplace(name, std::move(tensor));
+  std::vector<at::Tensor> all;
+  for (const std::string& name : names_) all.push_back(by_name.at(name));
+  return all;
+}
+
 std::vector<at::Tensor> CaseRun::values() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> all;
   for (const Parameter* parameter : model_.parameters()) all.push_back(whole(engine_.state().values, *parameter));
-  return all;
+  return joined(all);
 }
 
 std::vector<at::Tensor> CaseRun::gradients() const {
@@ -157,7 +178,7 @@ std::vector<at::Tensor> CaseRun::gradients() const {
   for (const Parameter* parameter : model_.parameters()) {
     all.push_back(parameter->requires_grad() ? whole(engine_.state().gradients, *parameter).div_(scale) : at::Tensor());
   }
-  return all;
+  return joined(all);
 }
 
 /// The global batch of a step: random tokens, each the target of the previous one; in row r the first r % 5 have none.
@@ -180,12 +201,12 @@ TrainBatch CaseRun::batch(int64_t step) const {
 }
 
 Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
-  Trace trace{.where = engine_.mesh().where()};
-  for (const Parameter* parameter : model_.parameters()) trace.names.push_back(parameter->name());
+  Trace trace{.where = engine_.mesh().where(), .names = names_};
   const Strategy& strategy = engine_.strategy();
   const Box mine = own_box();
   trace.slice_rows = std::max<int64_t>(1, mine.size[0] / num_micro_batches);
-  trace.splits_products = splits_products(strategy);
+  const auto is_tile = [](const Parameter* parameter) { return parameter->tile_of() != nullptr; };
+  trace.splits_products = splits_products(strategy) || std::ranges::any_of(model_.parameters(), is_tile);
   TrainStep train_step(engine_, optimizer_, options(num_micro_batches));
   const bool starts_anew = rounds_to_16_bits(what_);
   for (int step = 0; step < what_.num_steps; ++step) {

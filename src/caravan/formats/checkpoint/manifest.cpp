@@ -49,6 +49,7 @@ std::string Manifest::to_json() const {
     json pieces = json::array();
     for (const ManifestPiece& piece : tensor.pieces) {
       pieces.push_back(json::array({numbers.at(piece.file), piece.box.offset, piece.box.size}));
+      if (!piece.key.empty()) pieces.back().push_back(piece.key);
     }
     out["tensors"][name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", std::move(pieces)}};
   }

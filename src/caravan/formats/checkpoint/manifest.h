@@ -53,10 +53,11 @@ struct CheckpointInfo {
   bool operator==(const CheckpointInfo&) const = default;
 };
 
-/// A piece of a tensor: the tensor of the same name in the shard `file`.
+/// A piece of a tensor: the tensor of the same name, or `key`, in the shard `file`.
 struct ManifestPiece {
   Box box;
   std::string file;
+  std::string key{};  ///< "": the name of the tensor, of which the shard has one piece
 };
 
 struct ManifestTensor {

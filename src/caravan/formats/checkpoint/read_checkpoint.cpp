@@ -44,13 +44,14 @@ CheckpointReader::~CheckpointReader() = default;
 std::span<const std::byte> CheckpointReader::bytes_of(const std::string& name, const ManifestTensor& tensor,
                                                       const ManifestPiece& piece) {
   const SafetensorsFile& shard = shards_->get(folder_, piece.file);
-  const SafetensorsEntry& entry = shard.at(name);
+  const std::string& key = piece.key.empty() ? name : piece.key;
+  const SafetensorsEntry& entry = shard.at(key);
   if (safetensors_name(entry.dtype) != tensor.dtype || entry.shape != piece.box.size) {
     refuse(shard.path(),
-           fmt::format("holds {} as {} {}, but the manifest says {} {}", name, safetensors_name(entry.dtype),
+           fmt::format("holds {} as {} {}, but the manifest says {} {}", key, safetensors_name(entry.dtype),
                        shape_text(entry.shape), tensor.dtype, shape_text(piece.box.size)));
   }
-  return shard.bytes(name);
+  return shard.bytes(key);
 }
 
 void CheckpointReader::verify(Communicator& world) const { verify_files(folder_, manifest_.files, world); }

@@ -99,7 +99,7 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
   if (whole < 0) fields.refuse(name, "has an impossible shape");
   int64_t covered = 0;
   std::vector<Box> boxes;
-  std::vector<std::string_view> files;
+  std::vector<std::pair<std::string_view, std::string_view>> places;
   for (const ManifestPiece& piece : tensor.pieces) {
     const Box& box = piece.box;
     if (box.offset.size() != tensor.shape.size() || box.size.size() != tensor.shape.size()) {
@@ -112,7 +112,7 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
     }
     if (__builtin_add_overflow(covered, volume(box.size), &covered)) fields.refuse(name, "has pieces that overlap");
     boxes.push_back(box);
-    files.emplace_back(piece.file);
+    places.emplace_back(piece.file, piece.key);
   }
   if (cut_dims(tensor.shape, boxes).size() > kMostCutDims) {
     fields.refuse(name, fmt::format("is cut along more than {} dims", kMostCutDims));
@@ -121,9 +121,9 @@ void check_cover(const Fields& fields, const std::string& name, const ManifestTe
     if (covered >= whole) fields.refuse(name, "has pieces that overlap");
     fields.refuse(name, fmt::format("has pieces of {} elements, but its shape has {}", covered, whole));
   }
-  std::ranges::sort(files);
-  const auto twice = std::ranges::adjacent_find(files);
-  if (twice != files.end()) fields.refuse(name, fmt::format("has two pieces in {}", *twice));
+  std::ranges::sort(places);
+  const auto twice = std::ranges::adjacent_find(places);
+  if (twice != places.end()) fields.refuse(name, fmt::format("has two pieces in {}", twice->first));
 }
 
 /// A piece in the format of versions 1 and 2.
@@ -132,17 +132,22 @@ ManifestPiece read_named_piece(const Fields& fields, const std::string& name, co
   const std::string key = fields.text(piece["key"], name);
   if (key != name) fields.refuse(name, "is stored as '" + key + "'");
   return {{fields.numbers(piece["offset"], name), fields.numbers(piece["size"], name)},
-          fields.file_name(piece["file"], name)};
+          fields.file_name(piece["file"], name),
+          ""};
 }
 
 ManifestPiece read_piece(const Fields& fields, const std::string& name, const json& piece,
                          const std::vector<std::string>& files) {
-  if (!piece.is_array() || piece.size() != 3) fields.refuse(name, "has a piece that is not [file, offset, size]");
+  if (!piece.is_array() || piece.size() < 3 || piece.size() > 4) {
+    fields.refuse(name, "has a piece that is not [file, offset, size] or [file, offset, size, key]");
+  }
   const int64_t file = fields.number(piece[0], name);
   if (file >= static_cast<int64_t>(files.size())) {
     fields.refuse(name, fmt::format("is in file {}, but {} are listed", file, files.size()));
   }
-  return {{fields.numbers(piece[1], name), fields.numbers(piece[2], name)}, files[static_cast<size_t>(file)]};
+  return {{fields.numbers(piece[1], name), fields.numbers(piece[2], name)},
+          files[static_cast<size_t>(file)],
+          piece.size() == 4 ? fields.text(piece[3], name) : ""};
 }
 
 /// `files`: the names in the order of the manifest; null if pieces name their file.

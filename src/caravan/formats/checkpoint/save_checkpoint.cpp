@@ -56,14 +56,18 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
     // An empty piece carries no information, unless the tensor has no elements at all.
     if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
     const Dtype dtype = to_dtype(piece->tensor.scalar_type());
+    // Further pieces of a tensor, of which this rank has several tiles, are stored under their place in it.
+    const bool is_first = !tensors.contains(piece->name) || piece->box.num_elements() == 0;
+    const std::string key = is_first ? piece->name : fmt::format("{}@{}", piece->name, join(piece->box.offset));
     report["pieces"].push_back({{"name", piece->name},
+                                {"key", is_first ? "" : key},
                                 {"shape", piece->shape},
                                 {"dtype", safetensors_name(dtype)},
                                 {"offset", piece->box.offset},
                                 {"size", piece->box.size}});
     if (piece->box.num_elements() == 0) continue;
-    specs.push_back({piece->name, dtype, piece->box.size});
-    by_name[piece->name] = piece;
+    specs.push_back({key, dtype, piece->box.size});
+    by_name[key] = piece;
   }
   if (specs.empty()) return report.dump();
   const std::string name = fmt::format("rank_{:05}.safetensors", rank);
@@ -95,7 +99,7 @@ Manifest manifest_of(const CheckpointInfo& info, const std::vector<std::string>&
       tensor.shape = piece["shape"].get<std::vector<int64_t>>();
       tensor.dtype = piece["dtype"].get<std::string>();
       Box box{piece["offset"].get<std::vector<int64_t>>(), piece["size"].get<std::vector<int64_t>>()};
-      if (box.num_elements() > 0) tensor.pieces.push_back({std::move(box), file});
+      if (box.num_elements() > 0) tensor.pieces.push_back({std::move(box), file, piece["key"].get<std::string>()});
     }
   }
   return manifest;
@@ -150,8 +154,9 @@ std::vector<MeshAxis> replica_axes(const Layout& layout, const Mesh& mesh) {
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh, const std::string& own_axis) {
   CheckpointPiece piece{.name = std::move(name),
-                        .shape = parameter.global_shape(),
-                        .box = local_box(parameter.global_shape(), parameter.sharded_layout(), mesh, parameter.name()),
+                        .shape = parameter.whole_shape(),
+                        .box = parameter.in_whole(
+                            local_box(parameter.global_shape(), parameter.sharded_layout(), mesh, parameter.name())),
                         .tensor = tensor};
   for (const MeshAxis& axis : replica_axes(parameter.sharded_layout(), mesh)) {
     if (axis.name() == own_axis) continue;

@@ -21,10 +21,10 @@ CheckpointPiece whole_piece(const StatePiece& piece) {
           .tensor = piece.tensor.contiguous()};
 }
 
-/// The shape of the tensor in a checkpoint of the same mesh.
+/// The shape of the tensor in a checkpoint of the same mesh; tiles are pieces of what they are cut from.
 std::vector<int64_t> global_shape(const StatePiece& piece, const Mesh& mesh) {
   if (piece.parameter == nullptr) return piece.tensor.sizes().vec();
-  std::vector<int64_t> shape = piece.parameter->global_shape();
+  std::vector<int64_t> shape = piece.parameter->whole_shape();
   if (piece.spread == Spread::per_coordinate) shape.insert(shape.begin(), mesh[piece.axis].size());
   return shape;
 }
@@ -33,7 +33,7 @@ std::vector<int64_t> global_shape(const StatePiece& piece, const Mesh& mesh) {
 /// all. Nothing if it is neither.
 std::optional<int64_t> num_parts(const StatePiece& piece, const std::vector<int64_t>& saved) {
   if (piece.parameter == nullptr) return std::nullopt;
-  std::vector<int64_t> shape = piece.parameter->global_shape();
+  std::vector<int64_t> shape = piece.parameter->whole_shape();
   if (saved == shape) return 0;
   if (saved.empty() || piece.kind == StatePiece::Kind::parameter) return std::nullopt;
   shape.insert(shape.begin(), saved.front());
@@ -137,7 +137,8 @@ void StateReader::read_piece(const StatePiece& piece) {
 void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_there) {
   const Parameter& parameter = *piece.parameter;
   const at::Tensor& own = piece.tensor;
-  Box box = local_box(parameter.global_shape(), parameter.sharded_layout(), mesh_, parameter.name());
+  Box box =
+      parameter.in_whole(local_box(parameter.global_shape(), parameter.sharded_layout(), mesh_, parameter.name()));
   const bool has_parts = piece.spread == Spread::per_coordinate;
   const bool sums = has_parts && piece.combine == StatePiece::Combine::sum;
   const int coord = has_parts ? mesh_[piece.axis].coord() : 0;

@@ -158,7 +158,7 @@ void DilocoStepper::walk(const Visit& visit) {
   for (const Slot& slot : layout.slots()) {
     if (!slot.parameter->requires_grad()) continue;
     visit({.kind = StatePiece::Kind::moment,
-           .name = kMomentum + slot.parameter->name(),
+           .name = kMomentum + slot.parameter->whole_name(),
            .tensor = layout.view(momentum_, *slot.parameter),
            .parameter = slot.parameter});
   }

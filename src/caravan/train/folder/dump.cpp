@@ -10,6 +10,7 @@
 #include "caravan/formats/huggingface/text_settings.h"
 #include "caravan/formats/peft/peft.h"
 #include "caravan/formats/safetensors/tensor_file.h"
+#include "caravan/module/join_tiles.h"
 #include "caravan/redistribute/whole.h"
 
 namespace caravan {
@@ -57,13 +58,18 @@ void dump_step(const fs::path& dir, int64_t step, RunState& state, const TrainBa
   const at::NoGradGuard no_grad;
   const Mesh& mesh = state.engine().mesh();
   const FlatState& flat = state.engine().state();
-  NamedTensors parameters, gradients;
-  for (const Parameter* parameter : state.model().parameters()) {
-    parameters.emplace_back(parameter->name(), whole(flat.layout.read(flat.values, *parameter), *parameter, mesh));
+  const std::vector<Parameter*> all = state.model().parameters();
+  std::vector<Parameter*> trained;
+  std::vector<at::Tensor> values, gradients_of_trained;
+  for (Parameter* parameter : all) {
+    values.push_back(whole(flat.layout.read(flat.values, *parameter), *parameter, mesh));
     if (!parameter->requires_grad()) continue;
     const at::Tensor gradient = whole(flat.layout.read(flat.gradients, *parameter), *parameter, mesh);
-    gradients.emplace_back(parameter->name(), gradient.to(parameter->sharded().scalar_type()) / result.loss_scale);
+    trained.push_back(parameter);
+    gradients_of_trained.push_back(gradient.to(parameter->sharded().scalar_type()) / result.loss_scale);
   }
+  const NamedTensors parameters = join_tiles(all, values);
+  const NamedTensors gradients = join_tiles(trained, gradients_of_trained);
   const auto write = [&] {
     write_files(dir / fmt::format("step_{}", step), step, state, global_batch, result, parameters, gradients);
   };

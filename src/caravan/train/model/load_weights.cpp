@@ -1,6 +1,8 @@
 #include "caravan/train/model/load_weights.h"
 
 #include <functional>
+#include <map>
+#include <string_view>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -21,31 +23,31 @@
 namespace caravan {
 namespace {
 
+struct LoadedPiece {
+  const Parameter* parameter;
+  CheckpointPiece piece;
+};
+
 /// The pieces of the parameters that `source` has, or of all others.
-std::vector<CheckpointPiece> pieces_of(Engine& engine, const InitSource& source, bool has = true) {
-  std::vector<CheckpointPiece> pieces;
+std::vector<LoadedPiece> pieces_of(Engine& engine, const InitSource& source, bool has = true) {
+  std::vector<LoadedPiece> pieces;
   for (Parameter* parameter : engine.model().parameters()) {
     const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
     if (is_there != has) continue;
-    pieces.push_back(
-        checkpoint_piece(parameter->name(), *parameter, parameter->sharded().detach(), engine.mesh()));
+    pieces.push_back({parameter, checkpoint_piece(parameter->whole_name(), *parameter, parameter->sharded().detach(),
+                                                  engine.mesh())});
   }
   return pieces;
 }
 
 /// Calls fill(tensor) with the memory of a piece, or with a copy that is then written to disk.
-void with_memory(Engine& engine, const CheckpointPiece& piece, const std::function<void(at::Tensor)>& fill) {
+void with_memory(Engine& engine, const LoadedPiece& own, const std::function<void(at::Tensor)>& fill) {
   const FlatState& state = engine.state();
-  if (!state.values.is_on_disk()) return fill(piece.tensor);
-  const at::Tensor copy = at::empty(piece.tensor.sizes(), piece.tensor.options());
+  const at::Tensor& tensor = own.piece.tensor;
+  if (!state.values.is_on_disk()) return fill(tensor);
+  const at::Tensor copy = at::empty(tensor.sizes(), tensor.options());
   fill(copy);
-  for (const Parameter* parameter : engine.model().parameters()) {
-    if (parameter->name() == piece.name) state.layout.write(state.values, *parameter, copy);
-  }
-}
-
-void check_same(const Mesh& mesh, const ContentHash& hash) {
-  refuse_different_data(find_disagreement(mesh.world(), {{"train.init_from", hash.hex()}}, "weights"));
+  state.layout.write(state.values, *own.parameter, copy);
 }
 
 /// The shapes in the source, which may have more positions than the model.
@@ -61,34 +63,33 @@ void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource&
   CheckpointReader reader(source.folder);
   const MappedFile manifest(source.folder / kManifestName, "init_from");
   check_same(mesh, content_hash(manifest.bytes()));
-  const std::vector<CheckpointPiece> pieces = pieces_of(engine, source);
+  const std::vector<LoadedPiece> pieces = pieces_of(engine, source);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
-  for (const CheckpointPiece& piece : pieces) {
-    wanted.emplace_back(piece.name, shape_in(source, piece, model));
-  }
+  for (const LoadedPiece& own : pieces) wanted.emplace_back(own.piece.name, shape_in(source, own.piece, model));
   for (const auto& [name, tensor] : reader.manifest().tensors) {
     if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);
-  for (const CheckpointPiece& piece : pieces) {
-    with_memory(engine, piece, [&](const at::Tensor& to) { reader.read(piece.name, piece.box, to); });
+  for (const LoadedPiece& own : pieces) {
+    with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.box, to); });
   }
 }
 
-/// Fills the pieces, in the order of the whole tensors, which every rank has read.
-void fill(Engine& engine, const std::vector<CheckpointPiece>& pieces, const NamedTensors& whole) {
+/// Fills the pieces from the whole tensors, which every rank has read.
+void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTensors& whole) {
   ContentHasher hasher;
+  std::map<std::string_view, at::Tensor> tensors;
   for (const auto& [name, tensor] : whole) {
+    tensors.emplace(name, tensor);
     const at::Tensor bytes = tensor.contiguous();
     hasher.update(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
   }
   check_same(engine.mesh(), hasher.value());
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const CheckpointPiece& piece = pieces[i];
-    if (piece.tensor.numel() == 0) continue;
-    with_memory(engine, piece, [&](const at::Tensor& to) {
-      to.copy_(piece_of(whole[i].second, piece.box).view(piece.tensor.sizes()));
+  for (const LoadedPiece& own : pieces) {
+    if (own.piece.tensor.numel() == 0) continue;
+    with_memory(engine, own, [&](const at::Tensor& to) {
+      to.copy_(piece_of(tensors.at(own.piece.name), own.piece.box).view(own.piece.tensor.sizes()));
     });
   }
 }
