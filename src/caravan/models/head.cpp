@@ -12,9 +12,15 @@ namespace caravan {
 
 at::Tensor Logits::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bsf,vf->bsv", "", {{0}, {1}}};
+  if (tiles_ != nullptr) return linear(input, *tiles_, nullptr, weight_.name(), context);
   at::Tensor logits = linear(input, weight_);
   record_layout(context, kType, logits, {input, weight_}, name());
   return logits;
+}
+
+void Logits::use_tiles(const Tiles& tiles) {
+  release_parameter(weight_);
+  tiles_ = &tiles;
 }
 
 Head::Head(const ModelConfig& config, Parameter* tied)
@@ -27,6 +33,14 @@ Head::Head(const ModelConfig& config, Parameter* tied)
                                                               .decays = true})),
       logits_(register_module<Logits>("logits", weight_)),
       loss_(register_module<CrossEntropy>("loss", weight_)) {}
+
+std::vector<Module*> Head::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {
+  for (const auto& cut : cuts) tiles_.add(register_module<Tile>(tile_name(tiles_.size()), cut.front()));
+  tiles_.set(release_parameter(weight_), follows_trained);
+  logits_.use_tiles(tiles_);
+  loss_.use_tiles(tiles_);
+  return tiles_.modules();
+}
 
 Tensors Head::forward(Tensors inputs, const ForwardContext& context) {
   if (inputs.empty() || inputs.size() > 2) {

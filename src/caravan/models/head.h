@@ -3,6 +3,7 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/loss/cross_entropy.h"
+#include "caravan/nn/tiles.h"
 
 namespace caravan {
 
@@ -10,20 +11,26 @@ namespace caravan {
 class Logits final : public Layer {
  public:
   explicit Logits(Parameter& weight) : weight_(share_parameter(weight)) {}
+  /// The weight is cut into these.
+  void use_tiles(const Tiles& tiles);
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
   Parameter& weight_;
+  const Tiles* tiles_ = nullptr;
 };
 
 /// The last block of a model: final norm and the projection to the vocabulary. {stream} -> {logits [.., vocabulary]},
 /// from the child "logits"; {stream, labels} -> {loss}, a scalar, from the child "loss". Both share one weight.
-class Head final : public Module {
+class Head final : public Module, public Tileable {
  public:
   /// `tied`: the token embedding's weight, or null for a separate weight.
   Head(const ModelConfig& config, Parameter* tied);
+
+  std::vector<Weight> weights_to_cut() override { return {{&weight_}}; }
+  std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
@@ -33,6 +40,7 @@ class Head final : public Module {
   Parameter& weight_;  ///< [vocabulary, width]
   Logits& logits_;
   CrossEntropy& loss_;
+  Tiles tiles_{};
 };
 
 }  // namespace caravan

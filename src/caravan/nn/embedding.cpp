@@ -1,8 +1,10 @@
 #include "caravan/nn/embedding.h"
 
 #include <algorithm>
-#include <numeric>
+#include <cstddef>
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -15,6 +17,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/linear.h"
@@ -27,30 +30,33 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The tokens sorted by id, in order within an id; and where each id begins.
+/// The tokens with ids in [first, first + rows), sorted by id, in order within an id; and where each id begins.
 struct TokensById {
-  explicit TokensById(const at::Tensor& ids) : tokens(static_cast<size_t>(ids.numel())) {
+  TokensById(const at::Tensor& ids, int64_t first, int64_t rows) {
     const int64_t* id = ids.const_data_ptr<int64_t>();
-    std::iota(tokens.begin(), tokens.end(), int64_t{0});
+    for (int64_t t = 0; t < ids.numel(); ++t) {
+      if (id[t] >= first && id[t] < first + rows) tokens.push_back(t);
+    }
     std::stable_sort(tokens.begin(), tokens.end(), [=](int64_t a, int64_t b) { return id[a] < id[b]; });
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (i == 0 || id[tokens[i]] != id[tokens[i - 1]]) begins.push_back(static_cast<int64_t>(i));
     }
-    begins.push_back(ids.numel());
+    begins.push_back(static_cast<int64_t>(tokens.size()));
   }
   std::vector<int64_t> tokens;
   std::vector<int64_t> begins;
 };
 
-/// sum[id] += the sum of the rows of dy with this id; independent of the number of threads.
-void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
+/// sum[id - first] += the sum of the rows of dy with this id; independent of the number of threads. Ids outside of the
+/// sum are left out.
+void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy, int64_t first = 0) {
   const at::ScalarType type = dy.scalar_type();
   if (!sum.is_contiguous() || sum.scalar_type() != compute_type(type)) {
     throw InternalError({"embedding", "", "the sum of the gradients is not contiguous, or not fp32", "", ""});
   }
   const int64_t width = dy.size(-1);
   const int64_t* id = ids.const_data_ptr<int64_t>();
-  const TokensById by_id(ids);
+  const TokensById by_id(ids, first, sum.size(0));
   with_dtype("embedding", type, [&](auto tag) {
     using T = decltype(tag);
     using C = kernels::Compute<T>;
@@ -62,7 +68,7 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
         for (int64_t t = by_id.begins[i]; t < by_id.begins[i + 1]; ++t) {
           kernels::accumulate(data_of<T>(dy) + by_id.tokens[t] * width, row.data(), width);
         }
-        kernels::accumulate(row.data(), data_of<C>(sum) + id[by_id.tokens[by_id.begins[i]]] * width, width);
+        kernels::accumulate(row.data(), data_of<C>(sum) + (id[by_id.tokens[by_id.begins[i]]] - first) * width, width);
       }
     });
   });
@@ -120,16 +126,73 @@ void check_ids(const at::Tensor& ids, int64_t rows, std::string_view what) {
                    "use the tokenizer that the model was made for"});
 }
 
-}  // namespace
+/// Rows of a table in tiles: y = 0, then the rows of each tile.
+class EmbeddingTask final : public TileTask {
+ public:
+  /// `first_row`: of the table, the first that this rank has.
+  EmbeddingTask(const at::Tensor& ids, const Parameter& example, int64_t first_row)
+      : ids_(ids.contiguous()), first_row_(first_row) {
+    std::vector<int64_t> shape = ids.sizes().vec();
+    shape.push_back(example.compute_shape()[1]);
+    y_ = at::zeros(shape, example.compute().options().requires_grad(false));
+  }
 
-at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row) {
-  const at::Tensor& rows = weight.compute();
+  void forward(const TileRows& tile, const at::Tensor& values) override {
+    if (y_.is_meta()) return;
+    const int64_t first = first_row_ + tile.first;
+    const int64_t* id = ids_.const_data_ptr<int64_t>();
+    const int64_t row_bytes = values.size(1) * static_cast<int64_t>(values.element_size());
+    const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
+    auto* to = static_cast<std::byte*>(y_.data_ptr());
+    at::parallel_for(0, ids_.numel(), 1 + (int64_t{1} << 16) / (row_bytes + 1), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t row = id[t] - first;
+        if (row >= 0 && row < tile.count) std::memcpy(to + t * row_bytes, from + row * row_bytes, size_t(row_bytes));
+      }
+    });
+  }
+  at::Tensor result() override {
+    ids_ = at::Tensor();
+    take_path("embedding in tiles", y_);
+    return std::exchange(y_, at::Tensor());
+  }
+  void begin_backward(const at::Tensor& input, const at::Tensor& gradient, bool /*wants_input*/) override {
+    ids_ = input.contiguous();
+    dy_ = gradient.detach().contiguous();
+  }
+  void backward(const TileRows& tile, const at::Tensor& /*values*/, bool is_trained) override {
+    if (!is_trained) return;
+    tile.weight.accumulate_grad([&](at::Tensor& sum, bool is_empty) {
+      if (is_empty) sum.zero_();
+      if (!dy_.is_meta()) add_rows(sum, ids_, dy_, first_row_ + tile.first);
+    });
+  }
+  at::Tensor end_backward() override {
+    ids_ = dy_ = at::Tensor();
+    return {};
+  }
+
+ private:
+  at::Tensor ids_;
+  int64_t first_row_;
+  at::Tensor y_;
+  at::Tensor dy_;
+};
+
+void check_ids_of(const at::Tensor& ids, const at::Tensor& rows, int64_t vocabulary, std::string_view what) {
   if (ids.scalar_type() != at::kLong) {
     throw UsageError({"embedding", std::string(what), fmt::format("ids are {}", c10::toString(ids.scalar_type())), "",
                       "pass int64"});
   }
   check_device("embedding", rows);
-  check_ids(ids, weight.global_shape()[0], what);
+  check_ids(ids, vocabulary, what);
+}
+
+}  // namespace
+
+at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row) {
+  const at::Tensor& rows = weight.compute();
+  check_ids_of(ids, rows, weight.global_shape()[0], what);
   return RowsOf::apply(rows, ids, weight, first_row);
 }
 
@@ -139,9 +202,19 @@ Embedding::Embedding(int64_t rows, int64_t width)
 
 at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bs,vf->bsf", "", {{1}}};
+  if (!tiles_.empty()) {
+    check_ids_of(input, tiles_.example().compute(), weight_.global_shape()[0], name());
+    return tiles_.run(input, c10::make_intrusive<EmbeddingTask>(input, tiles_.example(), first_row_), context);
+  }
   at::Tensor x = embedding(input, weight_, name(), first_row_);
   record_layout(context, kType, x, {input, weight_}, name());
   return x;
+}
+
+std::vector<Module*> Embedding::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {
+  for (const auto& cut : cuts) tiles_.add(register_module<Tile>(tile_name(tiles_.size()), cut.front()));
+  tiles_.set(release_parameter(weight_), follows_trained);
+  return tiles_.modules();
 }
 
 PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)

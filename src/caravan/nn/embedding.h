@@ -5,6 +5,7 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
+#include "caravan/nn/tiles.h"
 
 namespace caravan {
 
@@ -14,12 +15,15 @@ namespace caravan {
 at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view what, int64_t first_row = 0);
 
 /// embedding of ids [batch, sequence].
-class Embedding final : public Layer {
+class Embedding final : public Layer, public Tileable {
  public:
   Embedding(int64_t rows, int64_t width);
   Parameter& weight() noexcept { return weight_; }
   /// The table is split over ranks, and this rank has the rows from `first_row` on.
   void set_first_row(int64_t first_row) noexcept { first_row_ = first_row; }
+
+  std::vector<Weight> weights_to_cut() override { return {{&weight_}}; }
+  std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
@@ -27,6 +31,7 @@ class Embedding final : public Layer {
  private:
   Parameter& weight_;
   int64_t first_row_ = 0;
+  Tiles tiles_{};
 };
 
 /// x [batch, sequence, width] plus, for each token, the row of its position (see ForwardContext) in a table [context,

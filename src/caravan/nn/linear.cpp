@@ -22,10 +22,19 @@ double residual_init_std(const ModelConfig& config) {
 at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kProduct{"bsk,nk->bsn", "", {{0}, {1}}};
   static const OpType kSum{"bsn,n->bsn", "", {{0, 1}}};
+  if (!tiles_.empty()) {
+    return with_adapter(linear(input, tiles_, bias_, weight_.name(), context), input, context);
+  }
   at::Tensor y = linear(input, weight_, bias_);
   record_layout(context, kProduct, y, {input, weight_}, name());
   if (bias_ != nullptr) record_layout(context, kSum, y, {y, *bias_}, name());
   return with_adapter(y, input, context);
+}
+
+std::vector<Module*> Linear::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {
+  for (const auto& cut : cuts) tiles_.add(register_module<Tile>(tile_name(tiles_.size()), cut.front()));
+  tiles_.set(release_parameter(weight_), follows_trained);
+  return tiles_.modules();
 }
 
 void Linear::add_adapter(int64_t rank, double scale) {

@@ -2,6 +2,7 @@
 
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
+#include "caravan/nn/tiles.h"
 
 namespace caravan {
 
@@ -11,7 +12,7 @@ class LoraAdapter;
 
 /// y = x W^T + b, plus what an adapter adds. Weight [out, in], as in torch; bias [out]. Column split: both S(0). Row
 /// split: weight S(1), and P for the bias in compute (I -> P adds it once) and the output, which a hook then reduces.
-class Linear final : public Layer {
+class Linear final : public Layer, public Tileable {
  public:
   struct Options {
     int64_t in = 0;
@@ -21,6 +22,7 @@ class Linear final : public Layer {
   };
   explicit Linear(const Options& options);
 
+  /// Without memory if it is cut into tiles.
   Parameter& weight() noexcept { return weight_; }
   Parameter* bias() noexcept { return bias_; }
 
@@ -28,6 +30,9 @@ class Linear final : public Layer {
   void add_adapter(int64_t rank, double scale);
   /// `y` plus the output of the adapter, if any, for the layer's input: with the layout of y.
   at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context);
+
+  std::vector<Weight> weights_to_cut() override { return {{&weight_}}; }
+  std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
@@ -37,6 +42,7 @@ class Linear final : public Layer {
   Parameter& weight_;
   Parameter* bias_ = nullptr;
   LoraAdapter* adapter_ = nullptr;
+  Tiles tiles_{};
 };
 
 /// scale B A x, a low-rank addition to a linear layer (LoraConfig). Children "a" [rank, in] and "b" [out, rank].

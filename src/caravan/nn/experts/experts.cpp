@@ -1,8 +1,15 @@
 #include "caravan/nn/experts/experts.h"
 
+#include <numeric>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/split_with_sizes.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/path.h"
 #include "caravan/nn/experts/expert_rows.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
@@ -22,21 +29,59 @@ at::Tensor here(const at::Tensor& experts, int64_t first, int64_t count) {
 
 }  // namespace
 
+/// Some of the experts, one after another.
+class Experts::TileOfExperts final : public TileSlot {
+ public:
+  TileOfExperts(const Tables& whole, const std::vector<TileCut>& cuts, int64_t num_experts)
+      : num_experts_(num_experts), tables_(whole) {
+    size_t i = 0;
+    for (Parameter** table : tables_.all()) {
+      const std::string& name = (*table)->name();
+      *table = &slot_of(name.substr(name.rfind('.') + 1), cuts[i++]);
+    }
+  }
+  int64_t num_experts() const noexcept { return num_experts_; }
+  at::Tensor run_rows(const at::Tensor& rows, std::vector<int64_t> counts, const ForwardContext& context) {
+    counts_ = std::move(counts);
+    return run({rows}, context).front();
+  }
+
+ protected:
+  Tensors forward(Tensors inputs, const ForwardContext& context) override {
+    return {tables_.compute(inputs.front(), std::exchange(counts_, {}), context, name())};
+  }
+
+ private:
+  int64_t num_experts_;
+  Tables tables_;
+  std::vector<int64_t> counts_;  ///< of the run that begins
+};
+
+std::vector<Parameter**> Experts::Tables::all() {
+  std::vector<Parameter**> there;
+  for (Parameter** table : {&gate, &up, &up_bias, &down, &down_bias}) {
+    if (*table != nullptr) there.push_back(table);
+  }
+  return there;
+}
+
 Experts::Experts(const ModelConfig& config)
     : num_experts_(config.moe.experts),
       count_(config.moe.experts),
-      gate_(config.kind == ModelKind::llama
-                ? &register_parameter("gate", table_of(config, config.hidden_width(), config.width, kInitStd))
-                : nullptr),
-      up_(register_parameter("up", table_of(config, config.hidden_width(), config.width, kInitStd))),
-      up_bias_(config.kind == ModelKind::gpt2
-                   ? &register_parameter("up_bias", {.shape = {num_experts_ * config.hidden_width()}, .decays = false})
-                   : nullptr),
-      down_(
-          register_parameter("down", table_of(config, config.width, config.hidden_width(), residual_init_std(config)))),
-      down_bias_(config.kind == ModelKind::gpt2
-                     ? &register_parameter("down_bias", {.shape = {num_experts_ * config.width}, .decays = false})
-                     : nullptr) {}
+      hidden_(config.hidden_width()),
+      width_(config.width) {
+  const auto bias_of = [&](const char* name, int64_t rows) {
+    if (config.kind != ModelKind::gpt2) return static_cast<Parameter*>(nullptr);
+    return &register_parameter(name, {.shape = {num_experts_ * rows}, .decays = false});
+  };
+  if (config.kind == ModelKind::llama) {
+    tables_.gate = &register_parameter("gate", table_of(config, hidden_, width_, kInitStd));
+  }
+  tables_.up = &register_parameter("up", table_of(config, hidden_, width_, kInitStd));
+  tables_.up_bias = bias_of("up_bias", hidden_);
+  tables_.down = &register_parameter("down", table_of(config, width_, hidden_, residual_init_std(config)));
+  tables_.down_bias = bias_of("down_bias", width_);
+}
 
 const std::vector<std::string>& expert_tables(ModelKind kind) {
   static const std::vector<std::string> of_gpt2{"up", "up_bias", "down", "down_bias"};
@@ -69,10 +114,11 @@ Tensors Experts::forward(Tensors inputs, const ForwardContext& context) {
   const at::Tensor y = collect(through_mlps(spread(x.flatten(0, 1), rows), rows.counts, context), rows);
   const at::Tensor sum = gates.defined() ? mix(y, gates.flatten(0, 1)) : y.squeeze(1);
   at::Tensor result = sum.view_as(x);
-  if (gates.defined() && gate_ != nullptr) {
-    record_layout(context, kLlama, result, {x, gates, *gate_, up_, down_}, name());
+  const Tables& of = tables_;
+  if (gates.defined() && of.gate != nullptr) {
+    record_layout(context, kLlama, result, {x, gates, *of.gate, *of.up, *of.down}, name());
   } else if (gates.defined()) {
-    record_layout(context, kGpt2, result, {x, gates, up_, *up_bias_, down_, *down_bias_}, name());
+    record_layout(context, kGpt2, result, {x, gates, *of.up, *of.up_bias, *of.down, *of.down_bias}, name());
   }
   return {result};
 }
@@ -81,10 +127,57 @@ at::Tensor Experts::through_mlps(const at::Tensor& rows, const std::vector<int64
                                  const ForwardContext& context) {
   ForwardContext inside = context;
   inside.layouts = nullptr;  // rows of experts have no layout
-  const at::Tensor up = expert_linear(rows, counts, up_, up_bias_);
-  const at::Tensor hidden = gate_ == nullptr ? tanh_gelu(up, inside, name())
-                                             : swiglu(expert_linear(rows, counts, *gate_, nullptr), up, inside, name());
-  return expert_linear(hidden, counts, down_, down_bias_);
+  return tiles_.empty() ? tables_.compute(rows, counts, inside, name()) : through_tiles(rows, counts, inside);
+}
+
+at::Tensor Experts::Tables::compute(const at::Tensor& rows, const std::vector<int64_t>& counts,
+                                    const ForwardContext& context, const std::string& name) const {
+  const at::Tensor h = expert_linear(rows, counts, *up, up_bias);
+  const at::Tensor hidden = gate == nullptr ? tanh_gelu(h, context, name)
+                                            : swiglu(expert_linear(rows, counts, *gate, nullptr), h, context, name);
+  return expert_linear(hidden, counts, *down, down_bias);
+}
+
+/// Rows are sorted by expert, so those of a tile are consecutive. Autograd runs what was called last first: the tiles
+/// in reverse order.
+at::Tensor Experts::through_tiles(const at::Tensor& rows, const std::vector<int64_t>& counts,
+                                  const ForwardContext& context) {
+  at::Tensor x = rows;
+  // Schedules expect a backward of every unit after the first that is trained.
+  if (follows_trained_ && at::GradMode::is_enabled() && !x.requires_grad()) x = x.detach().requires_grad_();
+  std::vector<std::vector<int64_t>> counts_of;
+  std::vector<int64_t> sizes;
+  auto next = counts.begin();
+  for (const TileOfExperts* tile : tiles_) {
+    counts_of.emplace_back(next, next + tile->num_experts());
+    next += tile->num_experts();
+    sizes.push_back(std::accumulate(counts_of.back().begin(), counts_of.back().end(), int64_t{0}));
+  }
+  const std::vector<at::Tensor> parts = at::split_with_sizes(x, sizes);
+  std::vector<at::Tensor> results;
+  for (size_t t = 0; t < tiles_.size(); ++t) results.push_back(tiles_[t]->run_rows(parts[t], counts_of[t], context));
+  return taken("experts in tiles", at::cat(results));
+}
+
+std::vector<Tileable::Weight> Experts::weights_to_cut() {
+  std::vector<Weight> weights;
+  for (Parameter** table : tables_.all()) {
+    weights.push_back({*table, (*table)->global_shape().front() / num_experts_});
+  }
+  return weights;
+}
+
+std::vector<Module*> Experts::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {
+  const std::vector<Weight> weights = weights_to_cut();
+  std::vector<Module*> tiles;
+  for (const std::vector<TileCut>& cut : cuts) {
+    const int64_t experts = cut.front().count / weights.front().row_unit;
+    tiles_.push_back(&register_module<TileOfExperts>(tile_name(tiles_.size()), tables_, cut, experts));
+    tiles.push_back(tiles_.back());
+  }
+  for (const Weight& weight : weights) whole_.push_back(release_parameter(*weight.parameter));
+  follows_trained_ = follows_trained;
+  return tiles;
 }
 
 }  // namespace caravan

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
+#include "caravan/nn/tiles.h"
 
 namespace caravan {
 
@@ -17,7 +19,8 @@ namespace caravan {
 /// {x [batch, sequence, width], gates and experts [batch, sequence, top_k], as Router gives them} -> {y, like x}: the
 /// sum over a token's experts that are here, times their gates. Undefined gates are 1. Experts are computed one after
 /// another on the rows of all their tokens, without padding or a capacity.
-class Experts final : public Module {
+/// A tile has the tables of some of the experts, and computes them.
+class Experts final : public Module, public Tileable {
  public:
   explicit Experts(const ModelConfig& config);
 
@@ -28,20 +31,38 @@ class Experts final : public Module {
   /// Keeps part `index` of `parts` equal parts of the experts held. Returns a function that undoes it.
   std::function<void()> take_part(int64_t index, int64_t parts);
 
+  std::vector<Weight> weights_to_cut() override;
+  std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
+
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
+  class TileOfExperts;
+  /// The tables, of all experts or of those of a tile.
+  struct Tables {
+    Parameter* gate = nullptr;
+    Parameter* up = nullptr;
+    Parameter* up_bias = nullptr;
+    Parameter* down = nullptr;
+    Parameter* down_bias = nullptr;
+    /// Those that there are, in the order of their registration.
+    std::vector<Parameter**> all();
+    at::Tensor compute(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context,
+                       const std::string& name) const;
+  };
   at::Tensor through_mlps(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context);
+  at::Tensor through_tiles(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context);
 
   int64_t num_experts_;
   int64_t first_ = 0;
   int64_t count_;
-  Parameter* gate_ = nullptr;
-  Parameter& up_;
-  Parameter* up_bias_ = nullptr;
-  Parameter& down_;
-  Parameter* down_bias_ = nullptr;
+  int64_t hidden_;
+  int64_t width_;
+  Tables tables_{};
+  std::vector<TileOfExperts*> tiles_{};
+  std::vector<std::unique_ptr<Parameter>> whole_{};  ///< names and shapes of tables that are cut
+  bool follows_trained_ = false;
 };
 
 /// The names of its parameters.

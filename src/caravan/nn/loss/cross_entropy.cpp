@@ -15,7 +15,9 @@
 #include "caravan/base/text.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/loss/check_labels.h"
 #include "caravan/nn/loss/loss_chunks.h"
+#include "caravan/nn/loss/tiled_cross_entropy.h"
 #include "caravan/nn/ops.h"
 #include "caravan/nn/product/product.h"
 
@@ -25,16 +27,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-void check_labels(const at::Tensor& labels, int64_t vocabulary) {
-  const int64_t* label = labels.const_data_ptr<int64_t>();
-  for (int64_t t = 0; t < labels.numel(); ++t) {
-    if (label[t] == kIgnoredLabel || (label[t] >= 0 && label[t] < vocabulary)) continue;
-    throw DataError({"cross_entropy", "",
-                     fmt::format("label {} of token {} is outside of the vocabulary of {}", label[t], t, vocabulary),
-                     "", fmt::format("use the model's tokenizer; {} marks a token without a target", kIgnoredLabel)});
-  }
-}
 
 /// What a forward computes besides the loss, and how.
 struct CrossEntropyTask {
@@ -219,7 +211,19 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
   }
 };
 
-void check_shapes(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
+}  // namespace
+
+void check_labels(const at::Tensor& labels, int64_t vocabulary) {
+  const int64_t* label = labels.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < labels.numel(); ++t) {
+    if (label[t] == kIgnoredLabel || (label[t] >= 0 && label[t] < vocabulary)) continue;
+    throw DataError({"cross_entropy", "",
+                     fmt::format("label {} of token {} is outside of the vocabulary of {}", label[t], t, vocabulary),
+                     "", fmt::format("use the model's tokenizer; {} marks a token without a target", kIgnoredLabel)});
+  }
+}
+
+void check_loss_shapes(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
   const bool fits = weight.dim() == 2 && hidden.dim() >= 1 && hidden.size(-1) == weight.size(1) &&
                     labels.sizes() == hidden.sizes().slice(0, hidden.dim() - 1) && labels.scalar_type() == at::kLong &&
                     hidden.scalar_type() == weight.scalar_type();
@@ -232,13 +236,16 @@ void check_shapes(const at::Tensor& hidden, const at::Tensor& weight, const at::
        "", "give hidden [.., width], weight [vocabulary, width] of its dtype, int64 labels [..]"});
 }
 
-}  // namespace
-
 CrossEntropy::CrossEntropy(Parameter& weight) : weight_(share_parameter(weight)), pending_(weight) {}
 
 void CrossEntropy::set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row) {
   reduction_ = std::move(reduction);
   first_row_ = first_row;
+}
+
+void CrossEntropy::use_tiles(const Tiles& tiles) {
+  release_parameter(weight_);
+  tiles_ = &tiles;
 }
 
 Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
@@ -249,9 +256,17 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
         {"cross_entropy", name(), fmt::format("takes hidden and labels, got {}", inputs.size()), "", ""});
   }
   const at::Tensor& hidden = inputs[0];
+  if (tiles_ != nullptr) {
+    return {tiled_cross_entropy(hidden, inputs[1], *tiles_,
+                                {.scale = context.loss_scale,
+                                 .vocabulary = weight_.global_shape()[0],
+                                 .reduction = reduction_,
+                                 .first_row = first_row_},
+                                context)};
+  }
   const at::Tensor& weight = weight_.compute();
   check_device("cross_entropy", hidden);
-  check_shapes(hidden, weight, inputs[1]);
+  check_loss_shapes(hidden, weight, inputs[1]);
   const bool records = at::GradMode::is_enabled();
   const CrossEntropyTask task{
       .scale = context.loss_scale,

@@ -6,6 +6,7 @@
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/nn/pending_gradient.h"
 #include "caravan/nn/row_reduction.h"
+#include "caravan/nn/tiles.h"
 
 namespace caravan {
 
@@ -25,6 +26,8 @@ class CrossEntropy final : public Module {
   /// The vocabulary is split over ranks, and weight holds the rows from `first_row` on: `reduction` combines maximum
   /// and sums of every token's softmax, so that every rank has the whole loss. Null: the vocabulary is whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row);
+  /// The weight is cut into these (tiled_cross_entropy.h).
+  void use_tiles(const Tiles& tiles);
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
@@ -34,6 +37,7 @@ class CrossEntropy final : public Module {
   PendingGradient pending_;
   std::shared_ptr<RowReduction> reduction_;
   int64_t first_row_ = 0;
+  const Tiles* tiles_ = nullptr;
 };
 
 }  // namespace caravan

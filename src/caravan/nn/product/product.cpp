@@ -247,16 +247,18 @@ struct LinearFunction : Function<LinearFunction> {
 
 }  // namespace
 
-at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  return multiply(is_chosen(a, b, a.size(0)), a, b, std::nullopt, kind);
+at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
+                             const std::optional<at::Tensor>& bias) {
+  return multiply(is_chosen(a, b, a.size(0)), a, b, bias, kind);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   return unrounded_product(a, b, kind).to(a.scalar_type());
 }
 
-void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  add_product_to(is_chosen(a, b, a.size(0)), sum, is_empty, a, b, kind);
+void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind,
+                 std::optional<int64_t> tokens) {
+  add_product_to(is_chosen(a, b, tokens.value_or(a.size(0))), sum, is_empty, a, b, kind);
 }
 
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -15,12 +16,14 @@ namespace caravan {
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
 
 /// As `product`, but the result is fp32 where operands of 16 bits were multiplied in fp32: for sums of several
-/// products.
-at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind);
+/// products. Plus `bias` [n].
+at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
+                             const std::optional<at::Tensor>& bias = std::nullopt);
 
 /// sum = a b^T, or sum += a b^T unless it is empty: in place where the chosen library can. `sum` [m, n] is contiguous,
-/// fp32 (fp64 for fp64 operands).
-void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind);
+/// fp32 (fp64 for fp64 operands). Computed as for `tokens` rows; none: for those of a.
+void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind,
+                 std::optional<int64_t> tokens = std::nullopt);
 
 /// x weight^T + bias: [.., in] and [out, in] -> [.., out]; bias [out], or null. Its three products are computed as by
 /// `product`, with the number of rows of x. Differentiable once.
