@@ -6,7 +6,7 @@ set(CARAVAN_PUBLIC_HEADERS
   comm/communicator.h comm/options.h comm/record.h comm/backends/shared/thread_ranks.h comm/store/rendezvous.h comm/tensor.h
   comm/world.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
-  engine/stages/stage_runner.h techniques/recompute/recompute.h module/adapter.h module/module.h module/plan/plan.h techniques/data/ddp.h techniques/data/zero.h
+  engine/stages/stage_runner.h techniques/recompute/recompute.h techniques/tiling/tiling.h module/adapter.h module/module.h module/plan/plan.h techniques/data/ddp.h techniques/data/zero.h
   techniques/compression/compress_hook.h techniques/server/param_server.h techniques/compression/power_sgd.h techniques/averaging/replicas.h techniques/compression/top_k.h
   techniques/context/context_parallel.h techniques/expert/expert_parallel.h techniques/tensor/tensor_1d.h techniques/grid/tensor_2d.h techniques/grid/tensor_25d.h techniques/grid/tensor_3d.h techniques/context/ring_attention.h techniques/data/sync_batch_norm.h techniques/server/async_trainer.h
   techniques/make_strategy.h techniques/pipeline/pipeline.h prove/prove.h

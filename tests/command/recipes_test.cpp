@@ -58,6 +58,16 @@ TEST_F(RecipesTest, TinyStoriesAreStreamed) {
   expect_learned("tinystories");
 }
 
+TEST_F(RecipesTest, LargeLayersTrainInTiles) {
+  file("text.txt", text());
+  const Result result =
+      run_recipe("large_layers",
+                 {"data.text=" + path("text.txt"), "data.tokenizer={train = 300}", "model.layers=1", "model.width=32",
+                  "model.heads=2", "model.hidden=64", "model.context=32", "optimizer.lr=0.01", "sample.tokens=4"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  expect_learned("large_layers");
+}
+
 TEST_F(RecipesTest, AdaptersOfSmolLm2LearnChats) {
   ASSERT_EQ(train("base", 1,
                   set({"train.steps=1", "data.tokenizer={train = 300}", "model.kind=llama", "model.kv_heads=1",

@@ -11,12 +11,14 @@
 #include "caravan/models/head.h"
 #include "caravan/nn/attention/attention.h"
 #include "caravan/nn/embedding.h"
+#include "caravan/nn/experts/experts.h"
 #include "caravan/nn/experts/moe.h"
 #include "caravan/nn/mlp.h"
 #include "caravan/nn/norm.h"
 #include "caravan/nn/product/product.h"
 #include "caravan/techniques/data/axis_reduction.h"
 #include "tests/cost/both_ways.h"
+#include "tests/nn/cut.h"
 
 namespace caravan::testing::meta_layers_test {
 namespace {
@@ -93,6 +95,12 @@ std::function<std::unique_ptr<Module>()> of(Arguments... arguments) {
   return [=] { return std::make_unique<Layer>(arguments...); };
 }
 
+template <class Layer>
+std::unique_ptr<Module> tiled(std::unique_ptr<Layer> layer, const std::vector<int64_t>& sizes) {
+  cut_into(*layer, sizes);
+  return layer;
+}
+
 template <class Norm>
 std::unique_ptr<Module> split_norm_of() {
   static const Mesh mesh = Mesh::create(make_record_world(0, 2), {{"tp", 2}});
@@ -112,6 +120,11 @@ std::vector<Case> cases() {
     auto linear = std::make_unique<Linear>(Linear::Options{.in = 96, .out = 50, .bias = true});
     linear->add_adapter(8, 0.5);
     return linear;
+  };
+  const auto tiled_experts = [] {
+    auto moe = std::make_unique<Moe<GatedMlp>>(with_experts(llama()));
+    cut_into(dynamic_cast<Experts&>(moe->find("experts")), {1, 1});
+    return moe;
   };
   const auto narrow = [](at::TensorOptions options) { return stream(options); };
   return {
@@ -137,6 +150,27 @@ std::vector<Case> cases() {
       {"embedding", of<InputEmbedding>(gpt2(0.1)), [](at::TensorOptions options) { return Tensors{ids(options)}; }},
       {"head", [] { return std::make_unique<Head>(gpt2(), nullptr); }, narrow},
       {"loss", [] { return std::make_unique<Head>(llama(), nullptr); }, labelled},
+      {"linear in tiles",
+       [] {
+         return tiled(std::make_unique<Linear>(Linear::Options{.in = 96, .out = 50, .bias = true}), {20, 30});
+       },
+       narrow},
+      {"embedding in tiles",
+       [] {
+         return tiled(std::make_unique<Embedding>(kVocabulary, 96), {2000, 3000});
+       },
+       [](at::TensorOptions options) { return Tensors{ids(options)}; }},
+      {"experts in tiles", tiled_experts, narrow},
+      {"head in tiles",
+       [] {
+         return tiled(std::make_unique<Head>(gpt2(), nullptr), {2000, 3000});
+       },
+       narrow},
+      {"loss in tiles",
+       [] {
+         return tiled(std::make_unique<Head>(llama(), nullptr), {2000, 3000});
+       },
+       labelled},
   };
 }
 

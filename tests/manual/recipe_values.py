@@ -42,6 +42,7 @@ VALUES = {
     "data_parallel.staleness": (0.6, [0, 1, 3]), "data_parallel.drain": (0.6, [1, 2, 50]),
     "tensor_parallel.sequence": (0.5, [True, False]), "pipeline.cut": (0.6, ["flops", "layers", "measured", "list"]),
     "pipeline.drain": (0.7, [1, 2, 50]),
+    "tiling.tiles": (0.4, [2, 3, 5]), "tiling.modules": (0.5, [["*"], ["head"], ["blocks.*.mlp.*", "embedding.token"]]),
     "memory.recompute": (0.5, ["none", "selective", "full", "stage", ["blocks.0"], ["blocks.*.mlp"]]),
     "log.csv": (0.2, [True, False]), "log.tensorboard": (0.2, [True, False]), "checkpoint.every": (0.5, [0, 1, 2]),
     "checkpoint.keep": (0.3, [0, 1, 2]), "checkpoint.async": (0.3, [True, False]),

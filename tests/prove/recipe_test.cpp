@@ -108,6 +108,8 @@ const std::vector<Keys>& recipes() {
       {"mesh.pp=2", "pipeline.schedule=zb-v", "model.layers=4", "mesh.tp=2"},
       {"mesh.pp=3", "pipeline.schedule=zb-v", "model.layers=7"},  // six blocks in the proof; other schedules have two
       {"memory.recompute=selective"},
+      {"tiling.tiles=3"},
+      Keys{"tiling.tiles=3", "data_parallel.technique=zero3", "data_parallel.share=off"} + kLlama + kExperts + kBf16,
       {"lora.rank=4"},
       Keys{"lora.rank=4", "mesh.tp=2", "data_parallel.technique=zero3", "mesh.dp=2"} + kLlama,
       {"mesh.dp=2", "mesh.cp=2", "mesh.tp=2"},

@@ -121,6 +121,15 @@ TEST(Recipe, EverySectionIsRead) {
   EXPECT_EQ(parse_recipe("[data]\ntext = \"one\"\ntokenizer = \"bytes\"", "r").data.tokenizer, "bytes");
 }
 
+TEST(Recipe, LayersAreInTilesByPatterns) {
+  needs({"tiled_rows"});
+  EXPECT_EQ(parse_recipe("", "r").tiling.whole("tiles"), 1);
+  const Recipe recipe = parse_recipe("[tiling]\ntiles = 4\nmodules = [\"head\", \"*.mlp.*\"]", "r");
+  EXPECT_EQ(recipe.tiling.whole("tiles"), 4);
+  EXPECT_EQ(recipe.tiling.texts("modules"), (std::vector<std::string>{"head", "*.mlp.*"}));
+  EXPECT_EQ(parse_recipe(to_toml(recipe), "r").tiling, recipe.tiling) << "is printed as it is read";
+}
+
 TEST(Recipe, RecomputeIsAKindOrAListOfModules) {
   needs({"no_recompute", "selective", "full", "modules"});
   const auto choice = [](const std::string& value) {
@@ -202,6 +211,8 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
        "use heads = 5 or 10, or a width that is a multiple of 6, such as 102"},
       {"[train]\nmicro_batch = \"all\"", "train.micro_batch", "\"all\" is not a whole number or \"auto\""},
       {"[train]\nmicro_batch = -1", "train.micro_batch", "-1 is too small"},
+      {"[tiling]\ntiles = 0", "tiling.tiles", "0 is too small, must be at least 1", "r.toml:2"},
+      {"[tiling]\nmodules = [\"head\"]", "tiling.modules", "is used with tiling.tiles above 1"},
       {"[memory]\nrecompute = \"ful\"", "memory.recompute", "'ful' is not one of none, selective, full",
        "nor a list of modules", "the nearest is 'full'", "r.toml:2"},
       {"[memory]\nrecompute = []", "names no module"},

@@ -80,6 +80,7 @@ TEST(Rehearse, CountsMicroBatchesThatItLeavesOut) {
       {2, {"data_parallel.technique=zero2", "data_parallel.accumulate=full"}},
       {2, {"data_parallel.technique=zero3"}},
       {2, {"data_parallel.technique=zero3", "data_parallel.reshard_after_forward=false"}},
+      {2, {"data_parallel.technique=zero3", "tiling.tiles=3"}},
       {3, {"data_parallel.technique=param_server"}},
       {2, {"mesh.tp=2"}},
       {2, {"mesh.cp=2"}},

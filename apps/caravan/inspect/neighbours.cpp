@@ -62,6 +62,10 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   }
   if (recipe.pipeline.is_used()) add_entries("pipeline", recipe.pipeline.degree);
   add_entries("recompute", 1);
+  if (recipe.tiling.reads("tiles") && recipe.tiling.whole("tiles") > 1) {
+    const int64_t tiles = recipe.tiling.whole("tiles");
+    add(recipe.tiling.full_name("tiles"), Numbers{tiles * 2, tiles / 2});
+  }
   if (recipe.pipeline.is_used()) {
     add("pipeline.micro_batches", Numbers{plan.accumulation * 2, plan.accumulation / 2});
   } else {

@@ -160,6 +160,22 @@ void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::stri
   }
 }
 
+void add_units(Strategy& strategy, const std::set<const Module*>& modules) {
+  std::map<const Module*, Strategy::Unit> units_of;
+  for (const Strategy::Unit& unit : strategy.units) units_of.emplace(unit.module, unit);
+  std::set<const Module*> done;
+  std::vector<Strategy::Unit> units;
+  for (const Strategy::Unit& unit : strategy.units) {
+    for (Module* module : unit.module->modules()) {  // parents first, in order
+      const auto known = units_of.find(module);
+      if (known == units_of.end() && !modules.contains(module)) continue;
+      if (!done.insert(module).second) continue;
+      units.push_back(known != units_of.end() ? known->second : Strategy::Unit{.module = module, .stage = unit.stage});
+    }
+  }
+  strategy.units = std::move(units);
+}
+
 void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
   std::set<std::string> unused(patterns.begin(), patterns.end());
   std::set<std::string> idle = unused;  // those that match nothing but units
@@ -174,19 +190,19 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
     return is_match;
   };
   std::vector<std::string> names;
-  std::vector<Strategy::Unit> units;
+  std::set<const Module*> already, chosen;
+  for (const Strategy::Unit& unit : strategy.units) already.insert(unit.module);
   for (const Strategy::Unit& unit : strategy.units) {
-    units.push_back(unit);
     const bool is_inside_a_match = fits(*unit.module, /*is_unit=*/true);
     names.push_back(unit.module->name());
     const std::vector<Module*> modules = unit.module->modules();
     std::set<const Module*> inside;
     for (size_t i = 1; i < modules.size(); ++i) {
       names.push_back(modules[i]->name());
-      if (!fits(*modules[i], /*is_unit=*/is_inside_a_match) || is_inside_a_match || inside.contains(modules[i]))
-        continue;
+      const bool is_unit = is_inside_a_match || already.contains(modules[i]);
+      if (!fits(*modules[i], is_unit) || is_unit || inside.contains(modules[i])) continue;
       for (const Module* below : modules[i]->modules()) inside.insert(below);
-      units.push_back({.module = modules[i], .stage = unit.stage});
+      chosen.insert(modules[i]);
     }
   }
   if (!unused.empty()) {
@@ -198,7 +214,7 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
                       "the pattern '" + *idle.begin() + "' fits only modules that are units already", "",
                       "leave it out: without it they are the same units"});
   }
-  strategy.units = std::move(units);
+  add_units(strategy, chosen);
 }
 
 void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -175,6 +176,9 @@ void set_unsharded_memory(Strategy& strategy, UnshardedMemory memory);
 
 /// Throws LayoutError, naming `technique`, for a sharded parameter that is not I on `axis`.
 void check_invariant(const Strategy& strategy, const Mesh& mesh, const std::string& axis, const std::string& technique);
+
+/// Makes modules inside the units separate units, which are on the stage of the unit around them.
+void add_units(Strategy& strategy, const std::set<const Module*>& modules);
 
 /// Makes modules inside the units separate units: those whose name matches one of `patterns` (* stands for any
 /// characters), except modules inside another match. Throws UsageError for a pattern without a match, naming the

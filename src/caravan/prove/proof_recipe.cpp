@@ -25,11 +25,13 @@ int64_t ranks_of(const Recipe& recipe) {
   return recipe.data_parallel.entry().least_ranks(recipe.data_parallel);
 }
 
+bool is_of_a_block(const std::string& pattern) { return pattern.starts_with("blocks."); }
+
 bool names_modules(const Recipe& recipe) {
   return recipe.memory.recompute.reads("modules") ||
          (recipe.data_parallel.reads("units") && !recipe.data_parallel.texts("units").empty()) ||
-         std::ranges::any_of(recipe.model.lora.targets,
-                             [](const std::string& target) { return target.starts_with("blocks."); });
+         std::ranges::any_of(recipe.model.lora.targets, is_of_a_block) ||
+         (recipe.tiling.reads("modules") && std::ranges::any_of(recipe.tiling.texts("modules"), is_of_a_block));
 }
 
 /// Tokens of a micro-batch of a rank.

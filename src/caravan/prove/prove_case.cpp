@@ -26,6 +26,9 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   if (!choice.data_parallel.has(Trait::whole_gradient)) name += " run synchronously";
   const std::vector<std::string> left_out = left_out_of_proof(recipe);
   if (!left_out.empty()) name += " without " + join(left_out);
+  if (choice.tiling.reads("tiles") && choice.tiling.whole("tiles") > 1) {
+    name += " in " + std::to_string(choice.tiling.whole("tiles")) + " tiles";
+  }
   if (!choice.recompute.is_none()) name += " with recompute " + choice.recompute.name();
   return choice.pipeline.is_used() ? choice.pipeline.name() + " with " + name : name;
 }

@@ -82,6 +82,8 @@ struct Recipe {
   Split expert_parallel{Setting("expert_parallel")};    ///< with mesh.ep
   PipelineChoice pipeline;                              ///< with mesh.pp
 
+  Setting tiling{"tiling"};
+
   struct Memory {
     Setting recompute{"recompute"};
   } memory;

@@ -73,6 +73,7 @@ const std::vector<Family>& families() {
       {"expert_parallel", "expert_parallel", "", "ep", "experts over the ranks of mesh.ep", OnResume::free},
       {"context_parallel", "context_parallel", "kind", "cp", "attention over the ranks of mesh.cp", OnResume::free},
       {"pipeline", "pipeline", "schedule", "pp", "order of the passes", OnResume::listed},
+      {"tiling", "tiling", "", "", "layers in tiles of rows", OnResume::free},
       {"recompute", "memory", "recompute", "", "computed again in backward", OnResume::free},
       {"offload", "offload", "", "", "what rests outside of the device", OnResume::free},
       {"optimizer", "optimizer", "kind", "", "the optimizer", OnResume::history},

@@ -52,6 +52,9 @@ class Chosen {
       return;
     }
     Setting* const place = place_of(family);
+    if (family == "tiling") {  // the records of torch's optimizers name whole parameters
+      refuse_choice("tiling", "is for recipes", "use `caravan train`, or add_tiling() and an Engine");
+    }
     if (place == nullptr) {
       refuse_choice(std::string(family), "is not a technique of a model", "pass it to what makes the optimizer");
     }

@@ -91,6 +91,7 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
         strategy, mesh,
         {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recompute.repeats_stages});
   }
+  in_words_of(choice.tiling, false, [&] { add_tiles(choice.tiling, strategy, model, mesh); });
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
   in_words_of(choice.data_parallel, false, [&] {
     body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);

@@ -23,6 +23,7 @@ struct StrategyChoice {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};
+  Setting tiling{"tiling"};
   Setting recompute{"recompute"};
   Setting offload{"offload"};
   bool waits_for_norm = false;  ///< updates wait for the gradient of the whole model: clipping, a loss scale
@@ -33,8 +34,8 @@ struct StrategyChoice {
 void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision);
 
 /// The strategy of the chosen techniques, in the order of their phases: axes of the mesh are factored, layers are
-/// split, blocks are cut into stages, parameters are sharded, modules are recomputed. `mesh` has an axis dp, and pp,
-/// ep, cp and tp where these degrees are above 1; it may get further ones. Every rank calls it.
+/// split, blocks are cut into stages, layers into tiles, parameters are sharded, modules are recomputed. `mesh` has an
+/// axis dp, and pp, ep, cp and tp where these degrees are above 1; it may get further ones. Every rank calls it.
 ///
 /// Layers of a Model of this library are split by the tables of tensor_1d, its relatives, context_parallel and
 /// expert_parallel; for another module, apply your own Plan. Throws UsageError, naming the nearest valid choice, for

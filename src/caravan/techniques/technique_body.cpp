@@ -11,6 +11,8 @@ namespace caravan {
 #define CARAVAN_STEPPING_SCHEDULE(name) TechniqueBody name##_body();
 #define CARAVAN_HOOK(name) std::shared_ptr<CommHook> name##_body(const Setting& hook);
 #define CARAVAN_SPLIT(name) Plan name##_body(const Splitting& to, const Setting& split);
+#define CARAVAN_TILING(name) \
+  void name##_body(Strategy& strategy, Module& model, const Mesh& mesh, const Setting& setting);
 #define CARAVAN_AROUND(name) void name##_body(Strategy& strategy, Module& model, const Setting& setting);
 #include "caravan/registry/entries.def"
 
@@ -60,6 +62,15 @@ Plan plan_of(const Setting& split, const Splitting& to) {
 #include "caravan/registry/entries.def"
   };
   return require_body(bodies, split)(to, split);
+}
+
+void add_tiles(const Setting& setting, Strategy& strategy, Module& model, const Mesh& mesh) {
+  using Body = std::function<void(Strategy&, Module&, const Mesh&, const Setting&)>;
+  static const std::map<std::string, Body> bodies{
+#define CARAVAN_TILING(name) {#name, name##_body},
+#include "caravan/registry/entries.def"
+  };
+  if (const Body* body = find_body(bodies, setting)) (*body)(strategy, model, mesh, setting);
 }
 
 void add_around(const Setting& setting, Strategy& strategy, Module& model) {

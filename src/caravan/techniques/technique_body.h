@@ -57,6 +57,9 @@ Plan plan_of(const Setting& split, const Splitting& to);
 
 /// The body of the chosen entry; without functions if it has none.
 const TechniqueBody& body_of(const Setting& technique);
+/// Cuts layers into the tiles of the chosen entry (techniques/tiling/tiling.h): after splits and stages, before data
+/// parallelism.
+void add_tiles(const Setting& setting, Strategy& strategy, Module& model, const Mesh& mesh);
 /// Adds the hooks of the chosen entry around the forward of modules. Call it after everything else
 /// (techniques/recompute/recompute.h).
 void add_around(const Setting& setting, Strategy& strategy, Module& model);

@@ -6,8 +6,10 @@ namespace caravan {
 
 StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, int num_ranks,
                                const std::vector<double>& unit_costs) {
-  StrategyChoice choice{
-      .data_parallel = recipe.data_parallel, .hook = recipe.hook, .recompute = recipe.memory.recompute};
+  StrategyChoice choice{.data_parallel = recipe.data_parallel,
+                        .hook = recipe.hook,
+                        .tiling = recipe.tiling,
+                        .recompute = recipe.memory.recompute};
   set_dtypes(choice, recipe.precision);
   choice.tensor_parallel = recipe.tensor_parallel;
   choice.context_parallel = recipe.context_parallel;

@@ -7,6 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
+#include "caravan/nn/tiles.h"
 #include "caravan/techniques/recompute/region.h"
 
 namespace caravan {
@@ -82,11 +83,16 @@ void check_alone(Module& module, const std::vector<Module*>& others) {
   }
 }
 
+bool holds_tiles(Module& module) {
+  return std::ranges::any_of(module.modules(), [](Module* part) { return dynamic_cast<TileSlot*>(part) != nullptr; });
+}
+
 void check_units(Module& module, const Strategy& strategy) {
   const std::vector<std::string> inside = units_inside(module, strategy);
   if (inside.empty()) return;
   refuse_recompute(module.name(), fmt::format("holds {} units of the strategy, but is not a unit", inside.size()),
-                   fmt::format("recompute the units instead: {}", join(inside)));
+                   holds_tiles(module) ? "recompute the block around it, or make it a unit too: data_parallel.units"
+                                       : fmt::format("recompute the units instead: {}", join(inside)));
 }
 
 }  // namespace
