@@ -68,6 +68,17 @@ TEST_F(RecipesTest, LargeLayersTrainInTiles) {
   expect_learned("large_layers");
 }
 
+TEST_F(RecipesTest, StateRestsOnDisk) {
+  file("text.txt", text());
+  const Result result =
+      run_recipe("offload", {"data.text=" + path("text.txt"), "model.layers=2", "model.width=32", "model.heads=2",
+                             "model.context=32", "optimizer.lr=0.01", "offload.disk_dirs=" + path("tiers"),
+                             "offload.device_budget=64M", "offload.prefetch=2", "sample.tokens=4"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  expect_learned("offload");
+  EXPECT_TRUE(std::filesystem::is_empty(path("tiers")));
+}
+
 TEST_F(RecipesTest, AdaptersOfSmolLm2LearnChats) {
   ASSERT_EQ(train("base", 1,
                   set({"train.steps=1", "data.tokenizer={train = 300}", "model.kind=llama", "model.kv_heads=1",

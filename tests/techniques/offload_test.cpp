@@ -1,7 +1,7 @@
 #include <cstdlib>
+#include <gmock/gmock.h>
 #include <regex>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
@@ -84,17 +84,18 @@ TEST_F(OffloadTest, EveryKindOnEachTierUnderEachTechnique) {
 }
 
 TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
-  const std::vector<Keys> others{{"data_parallel.technique=zero3", "memory.recompute=full"},
-                                 {"data_parallel.technique=zero1", "precision.compute=bf16", "precision.gradients=bf16"},
-                                 {"data_parallel.technique=zero2", "precision.compute=fp16"},
-                                 {"data_parallel.technique=zero2", "data_parallel.accumulate=full"},
-                                 {"data_parallel.technique=zero3", "moe.experts=4"},
-                                 {"data_parallel.technique=zero3", "lora.rank=2"},
-                                 {"mesh.tp=2"},
-                                 {"mesh.cp=2", "model.dropout=0"},
-                                 {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"},
-                                 {"mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=4"},
-                                 {"optimizer.kind=sgd", "optimizer.momentum=0.9"}};
+  const std::vector<Keys> others{
+      {"data_parallel.technique=zero3", "memory.recompute=full"},
+      {"data_parallel.technique=zero1", "precision.compute=bf16", "precision.gradients=bf16"},
+      {"data_parallel.technique=zero2", "precision.compute=fp16"},
+      {"data_parallel.technique=zero2", "data_parallel.accumulate=full"},
+      {"data_parallel.technique=zero3", "moe.experts=4"},
+      {"data_parallel.technique=zero3", "lora.rank=2"},
+      {"mesh.tp=2"},
+      {"mesh.cp=2", "model.dropout=0"},
+      {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"},
+      {"mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=4"},
+      {"optimizer.kind=sgd", "optimizer.momentum=0.9"}};
   bool on_disk = false;
   for (const Keys& other : others) {
     const bool has_pipeline = other.front() == "mesh.pp=2";
@@ -110,7 +111,8 @@ TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
 /// Without clipping each group steps as soon as its gradients are complete.
 TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
   for (const char* technique : {"ddp", "zero3"}) {
-    const Keys keys{std::string("data_parallel.technique=") + technique, "optimizer.clip_norm=0", "train.micro_batch=9"};
+    const Keys keys{std::string("data_parallel.technique=") + technique, "optimizer.clip_norm=0",
+                    "train.micro_batch=9"};
     PathLog paths;
     {
       const PathScope counted(&paths);
@@ -132,24 +134,21 @@ TEST_F(OffloadTest, TiersOfKindsMayDiffer) {
 
 /// A checkpoint does not depend on tiers: a run continues on other ranks with other tiers.
 TEST_F(OffloadTest, ResumesBetweenTiersAndLayouts) {
-  const Keys common{"checkpoint.every=2", "train.steps=4", "train.eval_every=0", "sample.tokens=0",
-                    "comm.threads_per_rank=1", "model.dropout=0"};
+  const Keys common{"checkpoint.every=2", "train.steps=4",           "train.eval_every=0",
+                    "sample.tokens=0",    "comm.threads_per_rank=1", "model.dropout=0"};
   const auto recipe = [&](const std::string& name, const Keys& keys) {
     return runs_.recipe(ModelKind::gpt2, name, together({common, keys}));
   };
   const Keys zero3{"data_parallel.technique=zero3", "train.micro_batch=9"};
   train_on(2, {.recipe = recipe("whole", zero3), .folders = runs_.folders()});
-  const std::vector<std::pair<Keys, Keys>> changes{{tiers(kState, "disk"), {}},
-                                                   {{}, tiers(kAll, "disk")},
-                                                   {tiers(kState, "host"), tiers(kState, "disk")}};
+  const std::vector<std::pair<Keys, Keys>> changes{
+      {tiers(kState, "disk"), {}}, {{}, tiers(kAll, "disk")}, {tiers(kState, "host"), tiers(kState, "disk")}};
   for (size_t i = 0; i < changes.size(); ++i) {
     const std::string name = "resumed" + std::to_string(i);
-    train_on(2, {.recipe = recipe(name, together({zero3, changes[i].first})),
-                 .folders = runs_.folders(),
-                 .stop_after = 2});
-    train_on(2, {.recipe = recipe(name, together({zero3, changes[i].second})),
-                 .folders = runs_.folders(),
-                 .resume = true});
+    train_on(
+        2, {.recipe = recipe(name, together({zero3, changes[i].first})), .folders = runs_.folders(), .stop_after = 2});
+    train_on(
+        2, {.recipe = recipe(name, together({zero3, changes[i].second})), .folders = runs_.folders(), .resume = true});
     EXPECT_EQ(first_difference(checkpoint_tensors(runs_ / name), checkpoint_tensors(runs_ / "whole")), "") << i;
   }
 }

@@ -164,9 +164,9 @@ void print_offload(const Inspected& of, const MemoryPlan& memory, const Rehearsa
     is_measured = is_measured && disk.is_measured;
   }
   const double seconds = ranks * (rank.moved.to_disk / write + rank.moved.from_disk / read);
-  print("disk time", fmt::format("{:.3f} s a step for {:.0f} ranks, at {:.1f} GB/s to read and {:.1f} to write{}",
-                                 seconds, ranks, read / 1e9, write / 1e9,
-                                 is_measured ? "" : " (assumed: caravan doctor --disk measures)"));
+  print("disk time",
+        fmt::format("{:.3f} s a step for {:.0f} ranks, at {:.1f} GB/s to read and {:.1f} to write{}", seconds, ranks,
+                    read / 1e9, write / 1e9, is_measured ? "" : " (assumed: caravan doctor --disk measures)"));
   const double a_day = 86400 / std::max(seconds, 1e-9) * ranks * rank.moved.to_disk;
   print("disk wear", fmt::format("at most {} written a day", format_bytes(static_cast<int64_t>(a_day))));
 }

@@ -1,9 +1,9 @@
 #include "caravan/base/text.h"
 
-#include <cmath>
-#include <charconv>
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>

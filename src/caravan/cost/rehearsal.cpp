@@ -247,8 +247,8 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
       for (const auto& [key, one] : watch->sums()) add(sums, one, -shorter.times);
     }
     rehearsal.sent = values(sums);
-    for (double* number : {&rehearsal.moved.to_host, &rehearsal.moved.from_host, &rehearsal.moved.to_disk,
-                           &rehearsal.moved.from_disk}) {
+    for (double* number :
+         {&rehearsal.moved.to_host, &rehearsal.moved.from_host, &rehearsal.moved.to_disk, &rehearsal.moved.from_disk}) {
       *number /= steps.num_steps;
     }
     for (SentCalls& calls : rehearsal.sent) {

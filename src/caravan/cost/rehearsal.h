@@ -41,18 +41,18 @@ struct Rehearsal {
   int rank = 0;
   /// Events of RehearsedSteps::step, in order. Whatever happens between two of them counts for the first.
   std::vector<RehearsedEvent> events{};
-  MemoryBytes peak{};             ///< peak since the first tensor of the model
-  std::string peak_event{};       ///< what the rank does at the peak
-  int64_t held_bytes = 0;         ///< the most that the process holds for tensors, see HeldBlocksScope
-  MemoryBytes between_steps{};    ///< memory between steps
-  MemoryBytes host{};             ///< peak in host memory beyond the device
-  int64_t disk_bytes = 0;         ///< peak on disk
+  MemoryBytes peak{};           ///< peak since the first tensor of the model
+  std::string peak_event{};     ///< what the rank does at the peak
+  int64_t held_bytes = 0;       ///< the most that the process holds for tensors, see HeldBlocksScope
+  MemoryBytes between_steps{};  ///< memory between steps
+  MemoryBytes host{};           ///< peak in host memory beyond the device
+  int64_t disk_bytes = 0;       ///< peak on disk
   /// Bytes that a step moves between the tiers.
   struct Moved {
     double to_host = 0, from_host = 0, to_disk = 0, from_disk = 0;
     void add(const MemoryCounter::Moved& before, const MemoryCounter::Moved& after, double times);
   } moved{};
-  std::vector<SentCalls> sent{};  ///< by axis, verb and place
+  std::vector<SentCalls> sent{};                            ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< ranks of the world that this rank sends to, by axis
 
   double bytes_sent() const noexcept;

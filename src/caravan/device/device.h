@@ -34,7 +34,7 @@ class Accelerator {
   Accelerator(const Accelerator&) = delete;
   Accelerator& operator=(const Accelerator&) = delete;
 
-  /// Memory of the arena, aligned to 64 bytes, charged to the rank. Throws ResourceError if the budget does not hold it.
+  /// Memory of the arena, aligned to 64 bytes, charged to the rank. Throws ResourceError if it exceeds the budget.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   virtual std::unique_ptr<CopyStream> make_stream() = 0;
 };

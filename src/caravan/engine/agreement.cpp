@@ -1,6 +1,5 @@
 #include "caravan/engine/agreement.h"
 
-
 #include <fmt/format.h>
 
 #include "caravan/comm/calls/same.h"

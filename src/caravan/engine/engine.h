@@ -6,6 +6,7 @@
 
 #include "caravan/engine/activations.h"
 #include "caravan/engine/attendance.h"
+#include "caravan/engine/engine_options.h"
 #include "caravan/engine/flat/unsharded.h"
 #include "caravan/engine/flat/weight_versions.h"
 #include "caravan/engine/gradients/gradient_sums.h"
@@ -33,13 +34,7 @@ namespace caravan {
 /// Forward passes outside of a step, or with Phase::evaluate, gather what they need and free it.
 class Engine : private GradientSink {
  public:
-  struct Options {
-    uint64_t seed = 0;  ///< seed of initial values, for parameters that have no memory yet
-    at::Device device = at::kCPU;
-    at::ScalarType dtype = at::kFloat;  ///< dtype of sharded parameters that have no memory yet
-    bool initialise = true;             ///< false: the caller sets their values
-  };
-
+  using Options = EngineOptions;
   /// Every rank of `mesh` calls it with the same model and strategy. Parameters and buffers that have values become
   /// those of coordinate 0 of the data axes. `model` outlives this.
   /// Throws UsageError on every rank if names, shapes, dtypes, options or tables differ between ranks, or for an
@@ -71,12 +66,9 @@ class Engine : private GradientSink {
   void run_local_step(int num_micro_batches, Passes& passes);
   at::Tensor local_gradient(const Parameter& parameter) { return gradients_->local(parameter); }
 
-  /// With Strategy::steps_early: called in a step for each group whose gradients are complete (GradientSums::result); it
-  /// updates the group.
-  using GroupStep = std::function<void(int group)>;
-  void set_group_step(GroupStep step) { group_step_ = std::move(step); }
+  /// With Strategy::steps_early: updates a group, whose gradients are complete (GradientSums::result), in a step.
+  void set_group_step(std::function<void(int group)> step) { group_step_ = std::move(step); }
   GradientSums& gradients() noexcept { return *gradients_; }
-
   /// Fills the unsharded parameters that keep their memory with the values of all ranks. Every rank calls it, between
   /// steps.
   void unshard();
@@ -100,7 +92,7 @@ class Engine : private GradientSink {
   /// The schedule recorded in the first begin_step and finish_step with this number of micro-batches; null before.
   const Schedule* recorded(int num_micro_batches) const;
 
-  const WeightVersions* versions() const noexcept { return versions_.get(); }  ///< null unless stages step on their own
+  const WeightVersions* versions() const noexcept { return versions_.get(); }  ///< null unless stages step alone
   /// Dtype in which gradients are reduced.
   at::ScalarType reduce_dtype() const noexcept { return gradients_->reduce_dtype(); }
 
@@ -125,8 +117,6 @@ class Engine : private GradientSink {
   void check_agreement() const;
   void check_dtypes() const;
   void take_parameters();
-  int64_t disk_bytes(at::ScalarType dtype) const;
-  void make_tiers(at::ScalarType dtype, at::Device device);
   void take_values(const Slot& slot);
   void share_values();
   void add_unit_hooks();
@@ -143,7 +133,6 @@ class Engine : private GradientSink {
   /// After the last read of unsharded parameters that other ranks read in place too: returns when all ranks have read
   /// them.
   void end_reading();
-
   void start(int num_micro_batches);
   void begin_table(const Schedule& table);
   void set_exchange(StepExchange* exchange) noexcept;
@@ -199,8 +188,8 @@ class Engine : private GradientSink {
   TableCursor cursor_;
   Passes* passes_ = nullptr;
   StepExchange* exchange_ = nullptr;
-  GroupStep group_step_;
-  std::unique_ptr<HostGuard> host_guard_;  ///< in a step
+  std::function<void(int)> group_step_;
+  std::unique_ptr<HostGuard> host_guard_;                          ///< in a step
   std::vector<int> num_forwards_;                                  ///< forwards in this step, by unit
   std::vector<int> running_;                                       ///< units whose forward runs, outermost first
   int last_alone_ = -1;                                            ///< the last unit that ran outside of a step

@@ -1,5 +1,3 @@
-#include <atomic>
-#include <cstdlib>
 #include <set>
 
 #include <ATen/core/grad_mode.h>
@@ -11,24 +9,13 @@
 #include "caravan/comm/calls/same.h"
 #include "caravan/engine/engine.h"
 #include "caravan/engine/groups.h"
+#include "caravan/engine/make_tiers.h"
 #include "caravan/module/initialise.h"
 #include "caravan/redistribute/flat.h"
 #include "caravan/redistribute/redistribute.h"
 
 namespace caravan {
 namespace {
-
-/// For tests: a limit of the link between host and device, which are the same memory here.
-double link_limit() {
-  const char* limit = std::getenv("CARAVAN_LINK_BYTES_PER_SECOND");
-  return limit == nullptr ? 0 : std::strtod(limit, nullptr);
-}
-
-/// For tests: in a step, host memory may be touched by copies and the optimizer only.
-bool protects_host() {
-  const char* protects = std::getenv("CARAVAN_PROTECT_HOST");
-  return protects != nullptr && *protects == '1';
-}
 
 std::string describe(const at::Tensor& tensor, at::IntArrayRef shape) {
   const std::string dtype = tensor.defined() ? c10::toString(tensor.scalar_type()) : "not materialised";
@@ -81,8 +68,7 @@ void Engine::check_agreement() const {
       {"gradients", fmt::format("{} {}", strategy_.reduces_each_micro_batch, strategy_.keeps_gradients)},
       {"offload", fmt::format("optimizer {}, parameters {}, gradients {}, activations {}, steps early {}",
                               name(strategy_.optimizer_tier), name(strategy_.parameters_tier),
-                              name(strategy_.gradients_tier), name(strategy_.activations_tier),
-                              strategy_.steps_early)},
+                              name(strategy_.gradients_tier), name(strategy_.activations_tier), strategy_.steps_early)},
       {"layout of the loss", strategy_.loss_layout.to_string()},
       {"layout of the batch", strategy_.batch_layout.to_string()},
       {"dtype", c10::toString(options_.dtype)},
@@ -183,42 +169,13 @@ void Engine::take_parameters() {
     if (!wrong.empty())
       throw UsageError({strategy_.name, "hook", strategy_.hook->name() + ": " + wrong, "", "use no hook"});
   }
-  make_tiers(dtype, device);
+  if (strategy_.is_offloaded() && strategy_.tiers == nullptr) {
+    strategy_.tiers = make_tiers(strategy_, state_.layout, dtype, device);
+  }
   state_.allocate(strategy_, mesh_, dtype, device);
   if (strategy_.hook != nullptr) strategy_.hook->prepare(state_.layout.trained_count(), state_.gradients.options());
   for (const Slot& slot : state_.layout.slots()) take_values(slot);
   share_values();
-}
-
-/// Bytes that the state of this rank takes on disk.
-int64_t Engine::disk_bytes(at::ScalarType dtype) const {
-  const auto size = [](at::ScalarType type) { return static_cast<int64_t>(c10::elementSize(type)); };
-  const auto own = [&](at::ScalarType type) { return size(type == at::kFloat ? dtype : type); };
-  int64_t bytes = 0;
-  for (const Bucket& bucket : state_.layout.buckets()) {
-    const auto add = [&](Tier tier, int64_t element_bytes) {
-      if (tier == Tier::disk) bytes += DiskStore::padded(bucket.sharded_count * element_bytes);
-    };
-    add(strategy_.values_tier(), size(dtype));
-    if (strategy_.parameters_tier != strategy_.values_tier() || strategy_.compute_dtype != at::kFloat) {
-      add(strategy_.parameters_tier, own(strategy_.compute_dtype));
-    }
-    if (!bucket.is_trained) continue;
-    add(strategy_.gradients_tier, own(strategy_.gradient_dtype));
-    add(strategy_.optimizer_tier, 2 * size(dtype));
-  }
-  return bytes;
-}
-
-void Engine::make_tiers(at::ScalarType dtype, at::Device device) {
-  if (!strategy_.is_offloaded() || strategy_.tiers != nullptr) return;
-  static std::atomic<int> next{0};  // ranks may be threads of one process
-  strategy_.tiers = std::make_shared<Tiers>(Tiers::Options{.disk_dirs = strategy_.disk_dirs,
-                                                           .owner = fmt::format("rank_{}_{}", mesh_.rank(), next++),
-                                                           .expected_disk_bytes = disk_bytes(dtype),
-                                                           .link_bytes_per_second = link_limit(),
-                                                           .is_meta = device.is_meta(),
-                                                           .protects_host = protects_host()});
 }
 
 void Engine::take_values(const Slot& slot) {
@@ -226,8 +183,8 @@ void Engine::take_values(const Slot& slot) {
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   // A copy where values rest on disk.
   const bool is_copy = state_.values.is_on_disk();
-  at::Tensor piece = is_copy ? at::empty(slot.sharded_shape, state_.values.options())
-                             : state_.layout.view(state_.values, parameter);
+  at::Tensor piece =
+      is_copy ? at::empty(slot.sharded_shape, state_.values.options()) : state_.layout.view(state_.values, parameter);
   const auto finish = [&] {
     if (is_copy) state_.values.write(slot.sharded_offset, piece);
   };

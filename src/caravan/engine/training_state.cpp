@@ -113,9 +113,7 @@ void set_tensor(StatePiece& piece, const FlatMemory& flat, const Slot& slot) {
     return;
   }
   piece.tensor = without_memory(slot.sharded_shape, flat.options());
-  piece.read = [&flat, &slot] {
-    return flat.read(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape);
-  };
+  piece.read = [&flat, &slot] { return flat.read(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape); };
   piece.write = [&flat, &slot](const at::Tensor& from) { flat.write(slot.sharded_offset, from); };
 }
 

@@ -52,7 +52,7 @@ struct StatePiece {
   };
 
   Kind kind;
-  std::string name;  ///< in checkpoints: the name of a parameter or buffer, else one of those above
+  std::string name;   ///< in checkpoints: the name of a parameter or buffer, else one of those above
   at::Tensor tensor;  ///< without memory if it rests on disk: `read` and `write` move it
   const Parameter* parameter = nullptr;
   Spread spread = Spread::like_parameter;

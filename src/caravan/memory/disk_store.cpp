@@ -1,10 +1,10 @@
 #include "caravan/memory/disk_store.h"
 
-#include <cstring>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <span>

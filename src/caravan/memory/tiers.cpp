@@ -262,18 +262,20 @@ Event Tiers::copy_in(const at::Tensor& to_device, const at::Tensor& from_host) {
   const auto bytes = static_cast<int64_t>(to_device.nbytes());
   count({.from_host = bytes});
   if (options_.is_meta) return {};
-  return run(*in_, "from host", "copy", bytes, [this, to = to_device.data_ptr(), from = from_host.const_data_ptr(), bytes] {
-    in_->copy_now(to, from, static_cast<size_t>(bytes));
-  });
+  return run(*in_, "from host", "copy", bytes,
+             [this, to = to_device.data_ptr(), from = from_host.const_data_ptr(), bytes] {
+               in_->copy_now(to, from, static_cast<size_t>(bytes));
+             });
 }
 
 Event Tiers::copy_out(const at::Tensor& to_host, const at::Tensor& from_device) {
   const auto bytes = static_cast<int64_t>(to_host.nbytes());
   count({.to_host = bytes});
   if (options_.is_meta) return {};
-  return run(*out_, "to host", "copy", bytes, [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
-    out_->copy_now(to, from, static_cast<size_t>(bytes));
-  });
+  return run(*out_, "to host", "copy", bytes,
+             [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
+               out_->copy_now(to, from, static_cast<size_t>(bytes));
+             });
 }
 
 HostGuard::HostGuard(Tiers& tiers) : pages_(tiers.pages_) { pages_->guard(); }
@@ -329,15 +331,17 @@ Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
   CopyStream& stream = tiers_->out();
   const Event read = loaded_;
   if (tier_ == Tier::host) {
-    stored_ = tiers_->run(stream, "to host", what, bytes_, [&stream, from = at::Tensor(from), to = memory_, read]() mutable {
-      read.wait();
-      stream.copy_now(to.data_ptr(), from.const_data_ptr(), from.nbytes());
-      from = at::Tensor();  // before the event is complete
-    });
+    stored_ =
+        tiers_->run(stream, "to host", what, bytes_, [&stream, from = at::Tensor(from), to = memory_, read]() mutable {
+          read.wait();
+          stream.copy_now(to.data_ptr(), from.const_data_ptr(), from.nbytes());
+          from = at::Tensor();  // before the event is complete
+        });
     return stored_;
   }
   stored_ = tiers_->run(stream, "to disk", what, bytes_,
-                        [&stream, from = at::Tensor(from), read, slots = tiers_->slots_out_, &disk = tiers_->disk(), block = disk_]() mutable {
+                        [&stream, from = at::Tensor(from), read, slots = tiers_->slots_out_, &disk = tiers_->disk(),
+                         block = disk_]() mutable {
                           read.wait();
                           const auto* bytes = static_cast<const std::byte*>(from.const_data_ptr());
                           std::array<Event, Tiers::Slots::kNum> writes;
@@ -367,8 +371,8 @@ Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, con
   tiers_->finish_stores();
   DiskStore* disk = tier_ == Tier::disk ? &tiers_->disk() : nullptr;
   stored_ = tiers_->run(stream, disk == nullptr ? "to host" : "to disk", what, from_bytes,
-                        [&stream, from = at::Tensor(from), element_bytes, add = std::move(add), read = loaded_, to = memory_,
-                         slots = tiers_->slots_out_, disk, block = disk_]() mutable {
+                        [&stream, from = at::Tensor(from), element_bytes, add = std::move(add), read = loaded_,
+                         to = memory_, slots = tiers_->slots_out_, disk, block = disk_]() mutable {
                           read.wait();
                           const auto* theirs = static_cast<const std::byte*>(from.const_data_ptr());
                           const int64_t size = from.element_size();
@@ -399,15 +403,17 @@ Event TierBlock::load(const at::Tensor& to, const std::string& what) {
   CopyStream& stream = tiers_->in();
   const Event written = stored_;
   if (tier_ == Tier::host) {
-    loaded_ = tiers_->run(stream, "from host", what, bytes_, [&stream, to = at::Tensor(to), from = memory_, written]() mutable {
-      written.wait();
-      stream.copy_now(to.data_ptr(), from.const_data_ptr(), to.nbytes());
-      to = at::Tensor();  // before the event is complete
-    });
+    loaded_ = tiers_->run(stream, "from host", what, bytes_,
+                          [&stream, to = at::Tensor(to), from = memory_, written]() mutable {
+                            written.wait();
+                            stream.copy_now(to.data_ptr(), from.const_data_ptr(), to.nbytes());
+                            to = at::Tensor();  // before the event is complete
+                          });
     return loaded_;
   }
   loaded_ = tiers_->run(stream, "from disk", what, bytes_,
-                        [&stream, to = at::Tensor(to), written, slots = tiers_->slots_in_, &disk = tiers_->disk(), block = disk_]() mutable {
+                        [&stream, to = at::Tensor(to), written, slots = tiers_->slots_in_, &disk = tiers_->disk(),
+                         block = disk_]() mutable {
                           written.wait();
                           auto* bytes = static_cast<std::byte*>(to.data_ptr());
                           const auto start = [&](int64_t at, size_t i) {

@@ -135,7 +135,7 @@ class Tiers {
   struct Failure;
   std::shared_ptr<Failure> failure_;
   Event held_event_{};
-  at::Tensor held_{};  ///< what is being stored; without memory too, so that rehearsals count it
+  at::Tensor held_{};                     ///< what is being stored; without memory too, so that rehearsals count it
   std::unique_ptr<CopyStream> in_, out_;  ///< last: their jobs use the others
 };
 

@@ -93,8 +93,7 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
 }
 
 void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
-  const TraceSpan span(TraceLog::kCompute, "optimizer",
-                       state_.layout.units().groups[static_cast<size_t>(group)].name);
+  const TraceSpan span(TraceLog::kCompute, "optimizer", state_.layout.units().groups[static_cast<size_t>(group)].name);
   const at::NoGradGuard no_grad;
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
   std::vector<const Bucket*> buckets;
@@ -112,10 +111,9 @@ void Optimizer::sweep(std::span<const Bucket* const> buckets, const Gradient& gr
   const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
   if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place);
   count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
-  std::vector<TierSweep::Source> sources{
-      {.flat = &state_.values, .is_written = true},
-      {.flat = &state_.gradients, .on_device = gradient_of},
-      {.flat = &state_.copies, .is_read = false, .is_written = true}};
+  std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = true},
+                                         {.flat = &state_.gradients, .on_device = gradient_of},
+                                         {.flat = &state_.copies, .is_read = false, .is_written = true}};
   for (const auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
   sweep_->run(buckets, sources, [&](const TierSweep::Part& swept) {
     const int64_t begin = swept.bucket.sharded_offset + swept.begin, end = begin + swept.count;

@@ -73,8 +73,7 @@ std::string BatchPlan::to_string() const {
 }
 
 std::vector<Setting> techniques_of(const Recipe& recipe) {
-  return techniques_of(recipe.data_parallel, recipe.hook, recipe.memory.recompute, recipe.pipeline,
-                       recipe.offload);
+  return techniques_of(recipe.data_parallel, recipe.hook, recipe.memory.recompute, recipe.pipeline, recipe.offload);
 }
 
 int64_t next_due(const Recipe& recipe, int64_t step, int64_t end) {

@@ -56,11 +56,10 @@ const SettingKey* listed(const Entry& entry, std::string_view key) {
 }  // namespace
 
 std::set<Trait> usual_traits() {
-  return {Trait::whole_gradient,    Trait::clips_norm,      Trait::scales_loss,       Trait::rounds_gradients,
-          Trait::rounds_reductions, Trait::bounded_lead,    Trait::ties_weights,      Trait::splits_layers,
-          Trait::splits_stages,     Trait::runs_processes,  Trait::whole_weights,     Trait::all_reduces,
-          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ,
-          Trait::offloads};
+  return {Trait::whole_gradient,    Trait::clips_norm,      Trait::scales_loss,        Trait::rounds_gradients,
+          Trait::rounds_reductions, Trait::bounded_lead,    Trait::ties_weights,       Trait::splits_layers,
+          Trait::splits_stages,     Trait::runs_processes,  Trait::whole_weights,      Trait::all_reduces,
+          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ, Trait::offloads};
 }
 
 Traits usual_traits_of(const Setting&) { return {.has = usual_traits()}; }

@@ -160,11 +160,12 @@ std::vector<std::vector<int>> additions(const Schedule& table, const Units& unit
 Schedule with_reductions(const Schedule& table, const Units& units, bool each_micro_batch = false);
 
 /// Adds fetches and evictions to a table with gathers and reductions. A fetch begins `ahead` events before what needs
-/// it, but after the eviction of the same; what is needed again within `ahead` events stays, activations within one more.
+/// it, but after the eviction of the same; what is needed again within `ahead` events stays, activations within one
+/// more.
 Schedule with_moves(const Schedule& table, const Units& units, int ahead);
 
-/// Adds the step of each group that steps_early: after the last reduction of the next one, so that its own is not waited
-/// for at once.
+/// Adds the step of each group that steps_early: after the last reduction of the next one, so that its own is not
+/// waited for at once.
 Schedule with_steps(const Schedule& table, const Units& units);
 
 /// Adds the update at the end; call it last.
@@ -181,8 +182,8 @@ Schedule with_update(Schedule table);
 ///     gathered stays at the end; a group is used on one rank or is joint; joint groups are gathered at most once
 ///   - a trained group is reduced once, after everything that adds to its gradient, or (not if it is joint) once for
 ///     each micro-batch, after everything of the micro-batch. Joint groups are reduced in the same order everywhere
-///   - parameters of a group that is fetched, activations and gradients that are away, are fetched before they are used,
-///     once; a group steps after its last reduction
+///   - parameters of a group that is fetched, activations and gradients that are away, are fetched once before they
+///     are used; a group steps after its last reduction
 ///   - if any table has a B, each ends with an update, else none has one: clipping needs all ranks
 ///   - what is sent exists and is what the other stage needs; each send has its recv; from one rank to another,
 ///     messages are received in the order in which they are sent; no rank waits forever: the whole cycle is named

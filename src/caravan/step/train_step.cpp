@@ -83,7 +83,8 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
   agree(local_loss / result.loss_scale, result);
   const bool is_away = engine_.strategy().gradients_tier != Tier::device;
-  const double norm = is_away ? norm_->finish(together()) : grad_norm(engine_.state(), mesh_, options_.apart, together());
+  const double norm =
+      is_away ? norm_->finish(together()) : grad_norm(engine_.state(), mesh_, options_.apart, together());
   result.grad_norm = norm / result.loss_scale;
   const bool is_finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   if (options_.loss_scale != nullptr && !options_.loss_scale->update(is_finite)) {
@@ -94,7 +95,8 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   }
   if (inspect) inspect(result);
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
-  if (!result.is_skipped && !steps_early) optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
+  if (!result.is_skipped && !steps_early)
+    optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
 }
 
@@ -157,9 +159,7 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
   const auto count = static_cast<int64_t>(parameters.size());
   const FlatState& state = engine_.state();
   const int64_t bad_in_sum =
-      first_bad_gradient([&](const Parameter& parameter) {
-        return state.layout.read(state.gradients, parameter);
-      });
+      first_bad_gradient([&](const Parameter& parameter) { return state.layout.read(state.gradients, parameter); });
   const double local_loss = runner_.run_local_step(static_cast<int>(options_.num_micro_batches), source);
   const int64_t bad = first_bad_gradient([&](const Parameter& parameter) { return engine_.local_gradient(parameter); });
   // The smallest of rank x (count + 1) + parameter over the ranks that have one.

@@ -77,7 +77,7 @@ class TrainStep final {
   std::vector<Router*> routers_;
   std::optional<GradNorm> norm_;  ///< of this step, if gradients rest outside of the device
   double lr_ = 0;                 ///< of this step
-  bool counts_experts_ = false;  ///< routers balance experts over the batch
+  bool counts_experts_ = false;   ///< routers balance experts over the batch
 };
 
 }  // namespace caravan

@@ -27,7 +27,7 @@ struct StrategyChoice {
   Setting recompute{"recompute"};
   Setting offload{"offload"};
   bool waits_for_norm = false;  ///< updates wait for the gradient of the whole model: clipping, a loss scale
-  bool overlap = true;  ///< communication of split layers overlaps computation (DeferredWork::set_overlaps)
+  bool overlap = true;          ///< communication of split layers overlaps computation (DeferredWork::set_overlaps)
 };
 
 /// Sets the dtypes of a choice. Throws UsageError for a name that is not a dtype.

@@ -153,9 +153,7 @@ struct FlatState {
   /// tier than that of the values and the unsharded parameters are copies, kept or fetched.
   FlatMemory copies{};
   /// What the unsharded parameters of a bucket are filled from.
-  const FlatMemory& source(const Bucket& bucket) const {
-    return copies.has(bucket.sharded_offset) ? copies : values;
-  }
+  const FlatMemory& source(const Bucket& bucket) const { return copies.has(bucket.sharded_offset) ? copies : values; }
   /// The version of the values that the copies of trained and of frozen parameters were made from. An Optimizer writes
   /// trained values only, so frozen copies outlast its steps; it may write the trained copies with the values.
   struct CopiedVersions {

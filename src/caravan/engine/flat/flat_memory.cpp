@@ -40,8 +40,8 @@ const FlatMemory::Piece* FlatMemory::find(int64_t offset) const noexcept {
 const FlatMemory::Piece& FlatMemory::piece(int64_t offset, int64_t count) const {
   const Piece* piece = find(offset);
   if (piece != nullptr && offset + count <= piece->offset + piece->count) return *piece;
-  throw InternalError({"flat_memory", "narrow",
-                       fmt::format("elements {} to {} are not in one piece", offset, offset + count), "", ""});
+  throw InternalError(
+      {"flat_memory", "narrow", fmt::format("elements {} to {} are not in one piece", offset, offset + count), "", ""});
 }
 
 at::Tensor FlatMemory::narrow(int64_t offset, int64_t count) const {

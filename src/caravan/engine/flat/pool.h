@@ -32,7 +32,7 @@ class BufferPool {
 
  private:
   struct Kept {
-    std::mutex mutex{};  ///< copies between tiers end on other threads
+    std::mutex mutex{};                                    ///< copies between tiers end on other threads
     std::multimap<int64_t, std::shared_ptr<void>> free{};  ///< by bytes
     int64_t free_bytes = 0;
     int64_t in_use = 0;                                ///< bytes

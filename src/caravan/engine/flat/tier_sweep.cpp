@@ -60,7 +60,8 @@ void TierSweep::start(const Chunk& chunk, const std::vector<Source>& sources, Bu
     }
     at::Tensor on_device;
     if (tier_of(source) == Tier::device) on_device = resident(source, bucket, chunk.begin, chunk.count);
-    const at::Tensor to = staging(buffers, i, chunk.count, on_device.defined() ? on_device.options() : source.flat->options());
+    const at::Tensor to =
+        staging(buffers, i, chunk.count, on_device.defined() ? on_device.options() : source.flat->options());
     buffers.tensors[i] = to;
     const auto bytes = static_cast<int64_t>(to.nbytes());
     if (!source.is_read) continue;
@@ -89,8 +90,8 @@ void TierSweep::finish(const Chunk& chunk, const std::vector<Source>& sources, B
     tiers_.count(static_cast<int64_t>(from.nbytes()), 0);
     if (tiers_.is_meta()) continue;
     const TierBlock& block = block_of(source, *chunk.bucket);
-    buffers.writes.push_back(tiers_.disk().write(block.disk_block(), chunk.begin * from.element_size(),
-                                                 from.data_ptr(), static_cast<int64_t>(from.nbytes())));
+    buffers.writes.push_back(tiers_.disk().write(block.disk_block(), chunk.begin * from.element_size(), from.data_ptr(),
+                                                 static_cast<int64_t>(from.nbytes())));
   }
 }
 

@@ -184,8 +184,7 @@ void UnshardedParameters::fetch(int group) {
     if (bucket.sharded_count == 0) continue;
     const FlatMemory::Piece& piece = state_.source(bucket).piece(bucket.sharded_offset, bucket.sharded_count);
     count_path("parameters loaded from " + std::string(name(piece.block->tier())));
-    own.loads.push_back(
-        piece.block->load(own.buffers.back().narrow(0, bucket.own_offset, bucket.sharded_count), what));
+    own.loads.push_back(piece.block->load(own.buffers.back().narrow(0, bucket.own_offset, bucket.sharded_count), what));
   }
 }
 

@@ -77,11 +77,11 @@ class GradientSums {
     bool is_derived_away = false;
   };
   struct OfBucket {
-    at::Tensor sums;         ///< flat, in the unsharded layout; undefined until a gradient is accumulated
-    at::Tensor kept;         ///< of a bucket whose gradients are away: what would stay in the kept gradients
-    at::Tensor result;       ///< of such a bucket: its complete gradient, until it is stored
+    at::Tensor sums;           ///< flat, in the unsharded layout; undefined until a gradient is accumulated
+    at::Tensor kept;           ///< of a bucket whose gradients are away: what would stay in the kept gradients
+    at::Tensor result;         ///< of such a bucket: its complete gradient, until it is stored
     std::vector<Event> loads;  ///< into these
-    bool is_evicted = false;  ///< its sums, if it has some, are away
+    bool is_evicted = false;   ///< its sums, if it has some, are away
     bool has_stored = false;
     bool is_folded = false;  ///< the kept sum includes rounded summands of this step
     bool is_reduced = false;
@@ -140,7 +140,7 @@ class GradientSums {
   bool is_first_run_ = true;                     ///< first run of the step
   Watch watch_;
   bool keeps_stepped_ = false;
-  std::map<int, TierBlock> sums_away_;  ///< by bucket: sums between micro-batches
+  std::map<int, TierBlock> sums_away_;        ///< by bucket: sums between micro-batches
   std::map<size_t, TierBlock> derived_away_;  ///< by slot
 };
 

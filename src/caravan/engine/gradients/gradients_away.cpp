@@ -78,8 +78,7 @@ void GradientSums::fetch(int group) {
     own.is_evicted = false;
     if (own.has_stored) {
       const bool is_kept = bucket.stays();
-      const at::Tensor sums =
-          pool_.take(bucket.unsharded_count, is_kept ? state_.gradients.scalar_type() : sum_dtype_);
+      const at::Tensor sums = pool_.take(bucket.unsharded_count, is_kept ? state_.gradients.scalar_type() : sum_dtype_);
       own.loads.push_back(sums_away_.at(bucket.index).load(sums, what));
       (is_kept ? own.kept : own.sums) = sums;
       own.has_stored = false;
@@ -89,7 +88,8 @@ void GradientSums::fetch(int group) {
       if (!slot.is_derived_away) continue;
       const at::IntArrayRef shape = state_.layout.slots()[bucket.first_slot + i].parameter->compute_shape();
       TierBlock& block = derived_away_.at(bucket.first_slot + i);
-      const at::Tensor flat = pool_.take(block.bytes() / static_cast<int64_t>(c10::elementSize(sum_dtype_)), sum_dtype_);
+      const at::Tensor flat =
+          pool_.take(block.bytes() / static_cast<int64_t>(c10::elementSize(sum_dtype_)), sum_dtype_);
       own.loads.push_back(block.load(flat, what));
       slot.derived = flat.view(shape);
       slot.is_derived_away = false;
@@ -191,9 +191,7 @@ at::Tensor GradientSums::result(const Bucket& bucket) {
   return at::zeros({bucket.sharded_count}, state_.gradients.options());
 }
 
-void GradientSums::release(const Bucket& bucket) {
-  buckets_[static_cast<size_t>(bucket.index)].result = at::Tensor();
-}
+void GradientSums::release(const Bucket& bucket) { buckets_[static_cast<size_t>(bucket.index)].result = at::Tensor(); }
 
 void GradientSums::clear_away(const Bucket& bucket) {
   if (bucket.sharded_count == 0) return;

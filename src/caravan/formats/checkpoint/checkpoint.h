@@ -21,7 +21,7 @@ struct CheckpointPiece {
   std::string name;
   std::vector<int64_t> shape;  ///< global
   Box box;
-  at::Tensor tensor;  ///< contiguous, of shape box.size
+  at::Tensor tensor;                   ///< contiguous, of shape box.size
   std::function<at::Tensor()> read{};  ///< if set, `tensor` has no memory, and this reads it
   int replica = 0;
   int num_replicas = 1;

@@ -57,7 +57,7 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
     if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
     const Dtype dtype = to_dtype(piece->tensor.scalar_type());
     // Further pieces of a tensor, of which this rank has several tiles, are stored under their place in it.
-    const bool is_first = !tensors.contains(piece->name) || piece->box.num_elements() == 0;
+    const bool is_first = !by_name.contains(piece->name) || piece->box.num_elements() == 0;
     const std::string key = is_first ? piece->name : fmt::format("{}@{}", piece->name, join(piece->box.offset));
     report["pieces"].push_back({{"name", piece->name},
                                 {"key", is_first ? "" : key},

@@ -22,9 +22,8 @@ Entry diloco_entry() {
               [](const Setting& setting) {
                 Traits traits{.has = usual_traits(),
                               .because = "replicas of " + setting.name() + " have different gradients"};
-                for (const Trait lacking :
-                     {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions, Trait::all_reduces,
-                      Trait::offloads}) {
+                for (const Trait lacking : {Trait::whole_gradient, Trait::scales_loss, Trait::rounds_reductions,
+                                            Trait::all_reduces, Trait::offloads}) {
                   traits.has.erase(lacking);
                 }
                 return traits;

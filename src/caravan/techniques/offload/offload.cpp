@@ -10,8 +10,8 @@ void add_offload(Strategy& strategy, const OffloadOptions& options) {
   const auto tiers = {options.optimizer, options.parameters, options.gradients, options.activations};
   if (std::ranges::all_of(tiers, [](Tier tier) { return tier == Tier::device; })) return;
   if (std::ranges::find(tiers, Tier::disk) != tiers.end() && options.disk_dirs.empty()) {
-    throw UsageError({"offload", "disk_dirs", "no folder for what is offloaded to disk", "",
-                      "set it to folders on local disks"});
+    throw UsageError(
+        {"offload", "disk_dirs", "no folder for what is offloaded to disk", "", "set it to folders on local disks"});
   }
   if (strategy.stashes_weights() || strategy.unsharded_memory == UnshardedMemory::versions) {
     throw UsageError({"offload", strategy.name, "keeps versions of whole weights on the device", "",

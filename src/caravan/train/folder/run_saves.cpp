@@ -83,9 +83,8 @@ void RunSaves::require_finite_state() {
   const at::NoGradGuard no_grad;
   const std::vector<CheckpointPiece> pieces = state_.pieces();
   const std::vector<const CheckpointPiece*> mine = my_share(pieces);
-  const auto bad = std::ranges::find_if(mine, [](const CheckpointPiece* piece) {
-    return !all_finite(piece->read ? piece->read() : piece->tensor);
-  });
+  const auto bad = std::ranges::find_if(
+      mine, [](const CheckpointPiece* piece) { return !all_finite(piece->read ? piece->read() : piece->tensor); });
   int64_t is_bad = bad == mine.end() ? 0 : 1;
   take_maxima(world_, {&is_bad, 1}, "finite state");
   if (is_bad == 0) return;

@@ -50,6 +50,10 @@ void with_memory(Engine& engine, const LoadedPiece& own, const std::function<voi
   state.layout.write(state.values, *own.parameter, copy);
 }
 
+void check_same(const Mesh& mesh, const ContentHash& hash) {
+  refuse_different_data(find_disagreement(mesh.world(), {{"train.init_from", hash.hex()}}, "weights"));
+}
+
 /// The shapes in the source, which may have more positions than the model.
 std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& piece, const ModelConfig& model) {
   std::vector<int64_t> shape = piece.shape;

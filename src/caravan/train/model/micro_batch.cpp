@@ -67,8 +67,8 @@ std::string advice_of(const Recipe& recipe, const MemoryPlan& plan) {
                    format_bytes(limit)),
        recipe.where("train.micro_batch"),
        batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
-       : states > limit / 2        ? "set offload.optimizer, offload.gradients and offload.parameters to \"disk\", start "
-                                     "fewer ranks on this host, or use a smaller model"
+       : states > limit / 2 ? "set offload.optimizer, offload.gradients and offload.parameters to \"disk\", start "
+                              "fewer ranks on this host, or use a smaller model"
        : recipe.pipeline.is_used() ? kCutFiner
                                    : "lower model.context, model.layers or model.width, or start fewer ranks on "
                                      "this host"});
@@ -89,8 +89,8 @@ std::string memory_text(const MemoryPlan& plan) {
   return memory_needs(plan) + (has_spare ? "" : ": close to the limit");
 }
 
-MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before,
-                       const PeakOf& peak_of, bool is_budget) {
+MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes, int64_t before, const PeakOf& peak_of,
+                       bool is_budget) {
   const double used = is_budget ? 1 : kUsedShare;
   const BatchPlan batch = plan_batch(recipe, num_ranks);
   const int64_t parts = row_parts(recipe);
@@ -136,8 +136,9 @@ RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some
   try {
     for (Rehearsal& rehearsal : rehearse_some()) {
       if (rehearsal.peak.total() <= fullest.peak.total()) continue;
-      fullest = {rehearsal.peak, rehearsal.rank,       std::move(rehearsal.peak_event), rehearsal.held_bytes,
-                 rehearsal.host, rehearsal.disk_bytes, rehearsal.moved};
+      fullest = {rehearsal.peak,       rehearsal.rank, std::move(rehearsal.peak_event),
+                 rehearsal.held_bytes, rehearsal.host, rehearsal.disk_bytes,
+                 rehearsal.moved};
     }
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;

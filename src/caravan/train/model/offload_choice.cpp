@@ -67,8 +67,8 @@ int64_t device_budget(const Recipe& recipe) {
 }
 
 std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
-  const auto kinds = static_cast<size_t>(
-      std::ranges::count_if(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); }));
+  const auto kinds =
+      static_cast<size_t>(std::ranges::count_if(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); }));
   std::vector<std::pair<size_t, const char*>> choices{{0, "none"}};
   for (size_t i = 1; i <= kinds; ++i) choices.emplace_back(i, "host");
   for (size_t i = 1; i <= kinds && !recipe.offload.texts("disk_dirs").empty(); ++i) choices.emplace_back(i, "disk");
@@ -85,9 +85,7 @@ void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
     recipe.refuse("offload.device_budget", "is not set, so that \"auto\" has nothing to fit",
                   "set it, such as \"4G\", or name tiers");
   }
-  const auto fits = [&](const Recipe& chosen) {
-    return fits_everywhere(with_least_batch(chosen), vocabulary, world);
-  };
+  const auto fits = [&](const Recipe& chosen) { return fits_everywhere(with_least_batch(chosen), vocabulary, world); };
   const std::optional<Recipe> chosen = least_offload(recipe, fits);
   recipe = chosen ? *chosen : with_tiers(recipe, kOffloaded.size(), "host");
 }
@@ -101,9 +99,8 @@ void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabula
   for (const char* kind : kOffloaded) {
     if (open.offload.text(kind) == "none") open.offload.set(kind, std::string("auto"));
   }
-  const std::optional<Recipe> least = least_offload(open, [&](const Recipe& chosen) {
-    return fits_everywhere(with_least_batch(chosen), vocabulary, world);
-  });
+  const std::optional<Recipe> least = least_offload(
+      open, [&](const Recipe& chosen) { return fits_everywhere(with_least_batch(chosen), vocabulary, world); });
   throw ResourceError(
       {"train", "offload.device_budget",
        fmt::format("a rank needs {}, but may use {}: rank {} in {}", format_bytes(plan.fullest.peak.total()),
@@ -120,7 +117,8 @@ std::string offload_text(const Recipe& recipe, const RankPeak& own) {
   const auto bytes = [](double count) { return format_bytes(static_cast<int64_t>(count)); };
   std::string text = fmt::format("{}: {} of host memory a rank", chosen, format_bytes(own.host.total()));
   if (own.disk_bytes > 0) text += fmt::format(" and {} on disk", format_bytes(own.disk_bytes));
-  text += fmt::format("; a step moves {} to the host and {} back", bytes(own.moved.to_host), bytes(own.moved.from_host));
+  text +=
+      fmt::format("; a step moves {} to the host and {} back", bytes(own.moved.to_host), bytes(own.moved.from_host));
   if (own.disk_bytes > 0) {
     text += fmt::format(", writes {} to disk and reads {}", bytes(own.moved.to_disk), bytes(own.moved.from_disk));
   }

@@ -11,7 +11,7 @@ Tier tier_of(const Setting& setting, const char* kind) {
 
 }  // namespace
 
-void offload_body(Strategy& strategy, Module&, const Setting& setting) {
+void offload_tiers_body(Strategy& strategy, Module&, const Setting& setting) {
   OffloadOptions options{.optimizer = tier_of(setting, "optimizer"),
                          .parameters = tier_of(setting, "parameters"),
                          .gradients = tier_of(setting, "gradients"),

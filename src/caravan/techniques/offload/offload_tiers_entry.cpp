@@ -38,9 +38,9 @@ std::string idle_without_disk(const Setting& setting) {
 
 }  // namespace
 
-Entry offload_entry() {
+Entry offload_tiers_entry() {
   return {.family = "offload",
-          .name = "tiers",
+          .name = "offload_tiers",
           .summary = "what the device does not need rests in host memory or on disk",
           .paper = "Ren et al., arXiv 2101.06840; Rajbhandari et al., arXiv 2104.07857",
           .keys = {tier_key("optimizer", "where moments and fp32 parameters rest; the host steps them"),
