@@ -36,7 +36,7 @@ Schedule table_of(const Units& units, int micro_batches, int ahead, bool steps_e
 
 TEST(Moves, PlaceFetchesAheadOfUse) {
   EXPECT_EQ(to_string(table_of(chain(3), 1, 0)),
-            "L0 G0 F0.0 X0 Ea0.0 L1 G1 F1.0 X1 Ea1.0 L2 G2 F2.0 B2.0 R2.0 X2 L1 La1.0 G1 B1.0 R1.0 X1 L0 La0.0 G0 B0.0 "
+            "L0 G0 F0.0 Ea0.0 X0 L1 G1 F1.0 Ea1.0 X1 L2 G2 F2.0 B2.0 R2.0 X2 L1 G1 La1.0 B1.0 R1.0 X1 L0 G0 La0.0 B0.0 "
             "R0.0 X0 U");
 }
 

@@ -121,6 +121,9 @@ TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
     expect_same(2, keys, tiers(kState, "disk"));
     expect_same(2, keys, tiers({"gradients", "parameters"}, "host"));
   }
+  // The owner of a tied embedding steps it; the other stage has nothing of it.
+  expect_same(2, {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true", "optimizer.clip_norm=0"},
+              tiers(kState, "host"));
 }
 
 TEST_F(OffloadTest, TiersOfKindsMayDiffer) {
@@ -177,6 +180,11 @@ TEST_F(OffloadTest, ErrorsNameTheWayOut) {
                         "optimizer.clip_norm=0"}),
               HasSubstr("cannot rest outside of the device"));
   EXPECT_THAT(error_of({"offload.optimizer=auto"}), HasSubstr("offload.device_budget"));
+  EXPECT_THAT(error_of({"offload.parameters=host", "data_parallel.technique=zero3", "data_parallel.share=on"}),
+              HasSubstr("data_parallel.share"));
+  EXPECT_THAT(error_of({"offload.parameters=host", "data_parallel.technique=zero3",
+                        "data_parallel.reshard_after_forward=false"}),
+              HasSubstr("gathered again for backward"));
 }
 
 }  // namespace

@@ -21,6 +21,20 @@ std::vector<Demand> demands_of(const RunProperties& run) {
   return demands;
 }
 
+std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload) {
+  if (offload.text("parameters") == "none") return std::nullopt;
+  if (data_parallel.reads("reshard_after_forward") && !data_parallel.flag("reshard_after_forward")) {
+    return Misfit{data_parallel.full_name("reshard_after_forward"),
+                  "is false, but offloaded parameters are gathered again for backward",
+                  "leave it out, or use offload.parameters = \"none\""};
+  }
+  if (data_parallel.reads("share") && data_parallel.text("share") == "on") {
+    return Misfit{data_parallel.full_name("share"), "is \"on\", but offloaded parameters are not kept in shared memory",
+                  "leave it out, or use offload.parameters = \"none\""};
+  }
+  return std::nullopt;
+}
+
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
                                    const PipelineChoice& pipeline, const Setting& offload) {
   std::vector<Setting> techniques{data_parallel, hook, recompute, offload};

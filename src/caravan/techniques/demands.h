@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "caravan/registry/compose.h"
@@ -17,6 +18,10 @@ struct RunProperties {
 };
 
 std::vector<Demand> demands_of(const RunProperties& run);
+
+/// A key of data parallelism that offloaded parameters leave without effect: they are gathered by unit, into memory of
+/// the rank's own.
+std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload);
 
 /// The settings of the techniques of a run, of families of the registry. A pipeline with its own table has none.
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,

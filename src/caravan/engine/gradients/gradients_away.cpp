@@ -191,7 +191,10 @@ at::Tensor GradientSums::result(const Bucket& bucket) {
   return at::zeros({bucket.sharded_count}, state_.gradients.options());
 }
 
-void GradientSums::release(const Bucket& bucket) { buckets_[static_cast<size_t>(bucket.index)].result = at::Tensor(); }
+void GradientSums::release(const Bucket& bucket) {
+  transfers_.wait(buckets_[static_cast<size_t>(bucket.index)].last);  // also where this rank keeps nothing of it
+  buckets_[static_cast<size_t>(bucket.index)].result = at::Tensor();
+}
 
 void GradientSums::clear_away(const Bucket& bucket) {
   if (bucket.sharded_count == 0) return;

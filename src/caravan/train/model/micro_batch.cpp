@@ -67,8 +67,9 @@ std::string advice_of(const Recipe& recipe, const MemoryPlan& plan) {
                    format_bytes(limit)),
        recipe.where("train.micro_batch"),
        batch_bytes(recipe, rows) > static_cast<double>(limit) / 2 ? "lower train.global_batch"
-       : states > limit / 2 ? "set offload.optimizer, offload.gradients and offload.parameters to \"disk\", start "
-                              "fewer ranks on this host, or use a smaller model"
+       : states > limit / 2
+           ? "lower model.layers, model.width or the vocabulary, start fewer ranks on this host, or set "
+             "offload.optimizer, offload.gradients and offload.parameters to \"disk\""
        : recipe.pipeline.is_used() ? kCutFiner
                                    : "lower model.context, model.layers or model.width, or start fewer ranks on "
                                      "this host"});
