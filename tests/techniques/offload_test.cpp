@@ -108,6 +108,21 @@ TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
   expect_same(4, {"data_parallel.technique=hsdp", "data_parallel.shard=2", "train.micro_batch=3"}, tiers(kAll, "host"));
 }
 
+/// What an attack has found: a loss deposits gradients in its forward; with one data-parallel rank nothing is reduced,
+/// nor rounded; weight gradients are put off while sums are rounded.
+TEST_F(OffloadTest, SumsComeBackWhereverTheyAreUsed) {
+  expect_same(2, {"data_parallel.technique=ddp", "train.micro_batch=6"},
+              together({tiers({"gradients", "optimizer"}, "host"), {"offload.prefetch=0"}}));
+  expect_same(2, {"data_parallel.technique=zero3", "data_parallel.accumulate=full", "train.micro_batch=6"},
+              together({tiers({"gradients"}, "disk"), {"offload.prefetch=0"}}));
+  expect_same(1, {"precision.reduce=bf16", "train.micro_batch=12"}, tiers({"gradients"}, "host"));
+  expect_same(2, {"mesh.pp=2", "pipeline.schedule=zb-h2", "pipeline.micro_batches=6", "precision.gradients=bf16"},
+              tiers({"gradients"}, "host"));
+  expect_same(2,
+              {"mesh.pp=2", "pipeline.schedule=zb-v", "model.layers=4", "pipeline.micro_batches=4", "tiling.tiles=3"},
+              tiers({"gradients"}, "disk"));
+}
+
 /// Without clipping each group steps as soon as its gradients are complete.
 TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
   for (const char* technique : {"ddp", "zero3"}) {

@@ -127,7 +127,12 @@ Tiers::Tiers(Options options)
   out_ = std::make_unique<InlineStream>(std::move(out_));
 }
 
-Tiers::~Tiers() = default;
+/// What is in flight uses the buffers: also after an error.
+Tiers::~Tiers() {
+  in_.reset();
+  out_.reset();
+  disk_.reset();
+}
 
 DiskStore& Tiers::disk() {
   if (disk_ != nullptr) return *disk_;

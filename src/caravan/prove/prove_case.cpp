@@ -50,6 +50,12 @@ ProveCase case_of_recipe(const Recipe& recipe) {
                  .compute_dtype = choice.compute_dtype,
                  .lr = 1.0 / layers,  // steps of 0.5 grow the rounding errors of deep models beyond the tolerance
                  .seed = static_cast<uint64_t>(recipe.train.seed)};
+  if (!choice.waits_for_norm && choice.offload.text("gradients") != "none") {
+    what.clip_norm = 0;  // groups may step before the norm is known
+    what.lr *= 0.1;      // gradients are that much longer than clipped ones
+  } else {
+    choice.waits_for_norm = true;
+  }
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
   return what;
 }

@@ -71,7 +71,9 @@ std::optional<Misfit> find_misfit(std::span<const Setting> techniques, std::span
         for (const auto& need : asking.needs) asked.insert(need.first);
         const WayOut way = way_out(setting, traits, asked);
         const Setting first(other.family().name);
-        const std::string without = fmt::format("{} = \"{}\"", other.full_name(), first.name());
+        const std::string without = other.family().key.empty()
+                                        ? fmt::format("nothing of section [{}]", other.family().section)
+                                        : fmt::format("{} = \"{}\"", other.full_name(), first.name());
         return Misfit{way.key, fmt::format("\"{}\" does not fit: {}", way.value, why),
                       "use " + either(way.text, without)};
       }

@@ -106,6 +106,23 @@ void TierSweep::run_on_host(std::span<const Bucket* const> buckets, const std::v
     }
   }
   sets_.resize(kSets);
+  struct Drain {  // also after an error: what is in flight uses the buffers
+    std::vector<Buffers>& sets;
+    ~Drain() {
+      for (Buffers& own : sets) {
+        for (std::vector<Event>* events : {&own.reads, &own.writes}) {
+          for (const Event& event : *events) {
+            try {
+              event.wait();
+            } catch (...) {  // another error is already thrown
+            }
+          }
+          events->clear();
+        }
+      }
+    }
+  };
+  const Drain drain{sets_};
   const HostAccess access(tiers_);
   for (size_t i = 0; i < std::min(kSets - 1, chunks.size()); ++i) start(chunks[i], sources, sets_[i]);
   for (size_t i = 0; i < chunks.size(); ++i) {

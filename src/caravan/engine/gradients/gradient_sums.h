@@ -97,7 +97,7 @@ class GradientSums {
   bool sums_in_place(const Bucket& bucket) const noexcept { return bucket.stays() && !rounds_; }
   at::Tensor kept(const Bucket& bucket);
   void finish_loads(OfBucket& own) const;
-  /// The sums of a bucket are about to be used: waits until they are back. Throws InternalError if they are away.
+  /// The sums of a bucket are about to be used: loads them if they are away, and waits until they are back.
   void need_here(const Bucket& bucket);
   /// The same as start_reduction for a bucket whose gradients are away.
   TransferQueue::Ticket start_away(const Bucket& bucket, bool is_last);

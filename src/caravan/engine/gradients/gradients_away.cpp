@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include "caravan/base/error.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
 #include "caravan/engine/gradients/gradient_sums.h"
@@ -29,10 +28,8 @@ void GradientSums::finish_loads(OfBucket& own) const {
 
 void GradientSums::need_here(const Bucket& bucket) {
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
-  if (own.is_evicted) {
-    throw InternalError({strategy_.name, state_.layout.units().groups[static_cast<size_t>(bucket.group)].name,
-                         "its gradients are used while they are away", "", ""});
-  }
+  // The table does not know of gradients that a loss deposits in its forward.
+  if (own.is_evicted) fetch(bucket.group);
   finish_loads(own);
 }
 
@@ -51,8 +48,10 @@ void GradientSums::evict(int group) {
   };
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.gradient_is_away) continue;
-    need_here(bucket);
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    finish_loads(own);
+    // Sums that are not rounded into the kept ones yet stay, with these.
+    if (own.is_evicted || (bucket.stays() && rounds_ && own.sums.defined())) continue;
     at::Tensor& sums = bucket.stays() ? own.kept : own.sums;
     if (sums.defined()) {
       count_path("gradients moved between micro-batches");
@@ -75,6 +74,7 @@ void GradientSums::fetch(int group) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.gradient_is_away) continue;
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
+    if (!own.is_evicted) continue;
     own.is_evicted = false;
     if (own.has_stored) {
       const bool is_kept = bucket.stays();
@@ -122,7 +122,8 @@ TransferQueue::Ticket GradientSums::start_away(const Bucket& bucket, bool is_las
   const bool adds = own.is_reduced;
   count_path(adds ? "gradients added to shards" : "gradients written to shards");
   const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_scatter).base();  // one past it
-  const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
+  const at::Tensor local = bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket);
+  const at::Tensor sums = bucket.reduce.empty() ? local : on_wire(local);
   own.sums = own.kept = at::Tensor();  // now owned by the transfer
   const bool scatters = last != bucket.reduce.begin();
   const at::Tensor target = scatters ? pool_.take(bucket.sharded_count, wire_dtype_) : sums;
@@ -141,7 +142,7 @@ TransferQueue::Ticket GradientSums::start_away(const Bucket& bucket, bool is_las
     return transfers_.add(std::move(stages));
   }
   const at::ScalarType type = state_.gradients.scalar_type();
-  own.result = !adds && type == wire_dtype_ ? target : pool_.take(bucket.sharded_count, type);
+  own.result = !adds && type == target.scalar_type() ? target : pool_.take(bucket.sharded_count, type);
   if (adds && bucket.sharded_count > 0) own.loads.push_back(piece_of(bucket)->block->load(own.result, what));
   stages.add_local([this, &own, target, adds] {
     finish_loads(own);
