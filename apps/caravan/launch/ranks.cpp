@@ -1,15 +1,14 @@
 #include "apps/caravan/launch/ranks.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <limits>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/cache_folder.h"
 #include "caravan/base/system/cores.h"
+#include "caravan/base/text.h"
 #include "caravan/comm/store/rendezvous.h"
 #include "caravan/prove/proof_recipe.h"
 
