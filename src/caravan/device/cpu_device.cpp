@@ -28,10 +28,7 @@ class CpuStream final : public CopyStream {
     thread_.join();
   }
 
-  Event copy(void* to, const void* from, size_t bytes) override {
-    return run([this, to, from, bytes] { copy_now(to, from, bytes); });
-  }
-  void copy_now(void* to, const void* from, size_t bytes) override {
+  void copy(void* to, const void* from, size_t bytes) override {
     const auto begin = Clock::now();
     std::memcpy(to, from, bytes);
     if (bytes_per_second_ <= 0) return;

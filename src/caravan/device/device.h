@@ -17,12 +17,10 @@ class CopyStream {
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
 
-  /// Copies between host and device memory, in either direction. Both stay valid until the event is complete.
-  virtual Event copy(void* to, const void* from, size_t bytes) = 0;
-  /// Runs `job` on the host: what a copy waits for, or what waits for a copy.
+  /// Runs `job` on the host.
   virtual Event run(std::function<void()> job) = 0;
-  /// For a job of this stream: copies now, and returns when it is done.
-  virtual void copy_now(void* to, const void* from, size_t bytes) = 0;
+  /// For a job of this stream: copies between host and device memory, in either direction, and returns when it is done.
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
 };
 
 /// Where forward and backward have their tensors: all that the rest of the library knows of it. Its memory is an arena

@@ -17,6 +17,10 @@ class Event {
   void wait() const {
     if (future_.valid()) future_.get();
   }
+  /// The same without its error, for destructors: what is in flight uses memory that is about to go.
+  void settle() const noexcept {
+    if (future_.valid()) future_.wait();
+  }
   /// Whether it is complete, with or without error.
   bool done() const {
     return !future_.valid() || future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;

@@ -131,12 +131,8 @@ bool may_move(const at::Tensor& tensor) {
 }  // namespace
 
 Activations::Piece::~Piece() {
-  for (const Event& event : {stored, loaded}) {
-    try {
-      event.wait();
-    } catch (...) {  // Tiers::check throws it
-    }
-  }
+  stored.settle();  // Tiers::check throws their errors
+  loaded.settle();
   if (is_here() && !block) blocks->here.erase(storage.unsafeGetStorageImpl());
   if (block) blocks->give_back(std::move(block));
 }

@@ -22,9 +22,6 @@ namespace {
 class InlineStream final : public CopyStream {
  public:
   InlineStream(std::unique_ptr<CopyStream> copies) : copies_(std::move(copies)) {}
-  Event copy(void* to, const void* from, size_t bytes) override {
-    return run([this, to, from, bytes] { copy_now(to, from, bytes); });
-  }
   Event run(std::function<void()> job) override {
     std::promise<void> promise;
     try {
@@ -35,7 +32,7 @@ class InlineStream final : public CopyStream {
     }
     return Event(promise.get_future().share());
   }
-  void copy_now(void* to, const void* from, size_t bytes) override { copies_->copy_now(to, from, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { copies_->copy(to, from, bytes); }
 
  private:
   std::unique_ptr<CopyStream> copies_;
@@ -146,16 +143,6 @@ DiskStore& Tiers::disk() {
 }
 
 std::vector<std::string> Tiers::notes() const { return disk_ == nullptr ? std::vector<std::string>() : disk_->notes(); }
-
-void Tiers::count(const MemoryCounter::Moved& more) noexcept {
-  traffic_.to_host += more.to_host;
-  traffic_.from_host += more.from_host;
-  traffic_.to_disk += more.to_disk;
-  traffic_.from_disk += more.from_disk;
-  counter_.count_moved(more);
-}
-
-void Tiers::count(int64_t to_disk, int64_t from_disk) noexcept { count({.to_disk = to_disk, .from_disk = from_disk}); }
 
 at::Tensor Tiers::host_tensor(int64_t count, at::ScalarType type) {
   const auto bytes = count * static_cast<int64_t>(c10::elementSize(type));
@@ -269,7 +256,7 @@ Event Tiers::copy_in(const at::Tensor& to_device, const at::Tensor& from_host) {
   if (options_.is_meta) return {};
   return run(*in_, "from host", "copy", bytes,
              [this, to = to_device.data_ptr(), from = from_host.const_data_ptr(), bytes] {
-               in_->copy_now(to, from, static_cast<size_t>(bytes));
+               in_->copy(to, from, static_cast<size_t>(bytes));
              });
 }
 
@@ -279,7 +266,7 @@ Event Tiers::copy_out(const at::Tensor& to_host, const at::Tensor& from_device) 
   if (options_.is_meta) return {};
   return run(*out_, "to host", "copy", bytes,
              [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
-               out_->copy_now(to, from, static_cast<size_t>(bytes));
+               out_->copy(to, from, static_cast<size_t>(bytes));
              });
 }
 
@@ -309,12 +296,8 @@ TierBlock::~TierBlock() { end(); }
 
 void TierBlock::end() noexcept {
   if (tiers_ == nullptr) return;
-  for (const Event& event : {stored_, loaded_}) {
-    try {
-      event.wait();
-    } catch (...) {  // Tiers::check throws it
-    }
-  }
+  stored_.settle();  // Tiers::check throws their errors
+  loaded_.settle();
   if (tier_ == Tier::disk) {
     if (!tiers_->is_meta()) tiers_->disk().release(disk_);
     charge_.release();
@@ -333,13 +316,13 @@ Event TierBlock::store(const at::Tensor& from, const std::string& what) {
 Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
   tiers_->count({.to_host = bytes_, .to_disk = tier_ == Tier::disk ? bytes_ : 0});
   if (tiers_->is_meta()) return {};
-  CopyStream& stream = tiers_->out();
+  CopyStream& stream = *tiers_->out_;
   const Event read = loaded_;
   if (tier_ == Tier::host) {
     stored_ =
         tiers_->run(stream, "to host", what, bytes_, [&stream, from = at::Tensor(from), to = memory_, read]() mutable {
           read.wait();
-          stream.copy_now(to.data_ptr(), from.const_data_ptr(), from.nbytes());
+          stream.copy(to.data_ptr(), from.const_data_ptr(), from.nbytes());
           from = at::Tensor();  // before the event is complete
         });
     return stored_;
@@ -354,7 +337,7 @@ Event TierBlock::start_store(const at::Tensor& from, const std::string& what) {
                           for (int64_t at = 0; at < block.bytes; at += slots->bytes, i = 1 - i) {
                             const int64_t part = std::min(slots->bytes, block.bytes - at);
                             writes[i].wait();
-                            stream.copy_now(slots->at(i), bytes + at, static_cast<size_t>(part));
+                            stream.copy(slots->at(i), bytes + at, static_cast<size_t>(part));
                             writes[i] = disk.write(block, at, slots->at(i), part);
                           }
                           from = at::Tensor();  // before the event is complete
@@ -367,12 +350,12 @@ Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, con
   const int64_t from_bytes = static_cast<int64_t>(from.nbytes());
   tiers_->count({.to_host = from_bytes});
   tiers_->reserve_slots(std::max(bytes_, from_bytes));
-  if (tier_ == Tier::disk) tiers_->count(bytes_, bytes_);
+  if (tier_ == Tier::disk) tiers_->count({.to_disk = bytes_, .from_disk = bytes_});
   if (tiers_->is_meta()) {
     tiers_->hold({}, from);
     return {};
   }
-  CopyStream& stream = tiers_->out();
+  CopyStream& stream = *tiers_->out_;
   tiers_->finish_stores();
   DiskStore* disk = tier_ == Tier::disk ? &tiers_->disk() : nullptr;
   stored_ = tiers_->run(stream, disk == nullptr ? "to host" : "to disk", what, from_bytes,
@@ -387,7 +370,7 @@ Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, con
                           const int64_t step = most > 0 ? most : from.numel();
                           for (int64_t at = 0; at < from.numel(); at += step) {
                             const int64_t count = std::min(step, from.numel() - at);
-                            stream.copy_now(slots->at(0), theirs + at * size, static_cast<size_t>(count * size));
+                            stream.copy(slots->at(0), theirs + at * size, static_cast<size_t>(count * size));
                             if (disk == nullptr) {
                               add(static_cast<std::byte*>(to.data_ptr()) + at * element_bytes, slots->at(0), count);
                               continue;
@@ -405,13 +388,13 @@ Event TierBlock::add(const at::Tensor& from, int64_t element_bytes, Add add, con
 Event TierBlock::load(const at::Tensor& to, const std::string& what) {
   tiers_->count({.from_host = bytes_, .from_disk = tier_ == Tier::disk ? bytes_ : 0});
   if (tiers_->is_meta()) return {};
-  CopyStream& stream = tiers_->in();
+  CopyStream& stream = *tiers_->in_;
   const Event written = stored_;
   if (tier_ == Tier::host) {
     loaded_ = tiers_->run(stream, "from host", what, bytes_,
                           [&stream, to = at::Tensor(to), from = memory_, written]() mutable {
                             written.wait();
-                            stream.copy_now(to.data_ptr(), from.const_data_ptr(), to.nbytes());
+                            stream.copy(to.data_ptr(), from.const_data_ptr(), to.nbytes());
                             to = at::Tensor();  // before the event is complete
                           });
     return loaded_;
@@ -429,8 +412,8 @@ Event TierBlock::load(const at::Tensor& to, const std::string& what) {
                           for (int64_t at = 0; at < block.bytes; at += slots->bytes, i = 1 - i) {
                             next.wait();
                             if (at + slots->bytes < block.bytes) next = start(at + slots->bytes, 1 - i);
-                            stream.copy_now(bytes + at, slots->at(i),
-                                            static_cast<size_t>(std::min(slots->bytes, block.bytes - at)));
+                            stream.copy(bytes + at, slots->at(i),
+                                        static_cast<size_t>(std::min(slots->bytes, block.bytes - at)));
                           }
                           to = at::Tensor();  // before the event is complete
                         });

@@ -95,9 +95,6 @@ class Tiers {
   Event copy_in(const at::Tensor& to_device, const at::Tensor& from_host);
   Event copy_out(const at::Tensor& to_host, const at::Tensor& from_device);
 
-  CopyStream& in() noexcept { return *in_; }    ///< to the device
-  CopyStream& out() noexcept { return *out_; }  ///< from the device
-  Accelerator& device() noexcept { return *device_; }
   DiskStore& disk();
   bool is_meta() const noexcept { return options_.is_meta; }
 
@@ -106,10 +103,10 @@ class Tiers {
   void finish_stores();
   /// Throws the error of a copy that nobody has waited for. Call it at the end of a step.
   void check();
-  /// What has been moved since this was made.
-  MemoryCounter::Moved traffic() const noexcept { return traffic_; }
-  /// Counts what host code moves between host and disk by itself.
-  void count(int64_t to_disk, int64_t from_disk) noexcept;
+  /// What the rank has moved.
+  MemoryCounter::Moved traffic() const noexcept { return counter_.moved(); }
+  /// Counts what is moved; for host code that reads and writes the disk by itself.
+  void count(const MemoryCounter::Moved& more) noexcept { counter_.count_moved(more); }
   std::vector<std::string> notes() const;
 
  private:
@@ -124,10 +121,7 @@ class Tiers {
             std::function<void()> job);
 
   Options options_;
-  void count(const MemoryCounter::Moved& more) noexcept;
-
   MemoryCounter& counter_;
-  MemoryCounter::Moved traffic_{};
   std::unique_ptr<Accelerator> device_;
   std::unique_ptr<DiskStore> disk_;
   std::shared_ptr<Pages> pages_;
@@ -136,7 +130,7 @@ class Tiers {
   std::shared_ptr<Failure> failure_;
   Event held_event_{};
   at::Tensor held_{};                     ///< what is being stored; without memory too, so that rehearsals count it
-  std::unique_ptr<CopyStream> in_, out_;  ///< last: their jobs use the others
+  std::unique_ptr<CopyStream> in_, out_;  ///< to and from the device; last: their jobs use the others
 };
 
 /// A time in which only the device computes: see Tiers::Options::protects_host.

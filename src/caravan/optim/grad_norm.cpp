@@ -75,7 +75,7 @@ double grad_norm(const FlatState& state, const Mesh& mesh, std::string_view apar
   GradNorm norm(mesh, apart);
   for (const Slot& slot : state.layout.slots()) {
     if (!slot.parameter->requires_grad()) continue;
-    norm.add(slot, state.gradients.read(slot.sharded_offset, slot.sharded_count()).view(slot.sharded_shape));
+    norm.add(slot, state.layout.read(state.gradients, *slot.parameter));
   }
   return norm.finish(comm);
 }

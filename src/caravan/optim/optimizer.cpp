@@ -57,57 +57,54 @@ bool Optimizer::step_range(const FlatLayout::Range& range, int64_t number, doubl
   return update(part, lr, gradient_scale) || !part.copies.defined();
 }
 
-void Optimizer::step(double lr, double gradient_scale) {
-  const TraceSpan span(TraceLog::kCompute, "optimizer");
+/// `write` updates values; it returns whether it has also written the copies of all trained ones.
+template <class Write>
+void Optimizer::change_values(const Write& write) {
   const at::NoGradGuard no_grad;
-  ++num_steps_;
   const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  bool has_copied = true;
-  if (is_away()) {
-    std::vector<const Bucket*> buckets;
-    for (const Bucket& bucket : state_.layout.buckets()) {
-      if (bucket.is_trained && bucket.sharded_count > 0) buckets.push_back(&bucket);
-    }
-    sweep(buckets, {}, lr, gradient_scale);
-  } else {
-    for (const FlatLayout::Range& range : state_.layout.ranges()) {
-      has_copied &= step_range(range, num_steps_, lr, gradient_scale);
-    }
-  }
+  const bool has_copied = write();
   state_.bump_version();
   if (has_copied) state_.copied_versions.trained = state_.version();
   if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }
 
+void Optimizer::step(double lr, double gradient_scale) {
+  const TraceSpan span(TraceLog::kCompute, "optimizer");
+  ++num_steps_;
+  change_values([&] {
+    if (is_away()) return sweep(std::nullopt, {}, lr, gradient_scale);
+    bool has_copied = true;
+    for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      has_copied &= step_range(range, num_steps_, lr, gradient_scale);
+    }
+    return has_copied;
+  });
+}
+
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
-  const at::NoGradGuard no_grad;
   if (!bucket.is_apart() || is_away()) {
     throw InternalError({"optimizer", "step", "a bucket between others cannot be updated separately", "", ""});
   }
-  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  for (const FlatLayout::Range& range : state_.layout.ranges()) {
-    if (is_inside(range, bucket)) step_range(range, number, lr, gradient_scale);
-  }
-  state_.bump_version();
-  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
+  change_values([&] {
+    for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      if (is_inside(range, bucket)) step_range(range, number, lr, gradient_scale);
+    }
+    return false;
+  });
 }
 
 void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
   const TraceSpan span(TraceLog::kCompute, "optimizer", state_.layout.units().groups[static_cast<size_t>(group)].name);
-  const at::NoGradGuard no_grad;
-  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
-  std::vector<const Bucket*> buckets;
-  for (const Bucket& bucket : state_.layout.buckets()) {
-    if (bucket.group == group && bucket.is_trained && bucket.sharded_count > 0) buckets.push_back(&bucket);
-  }
-  sweep(buckets, gradient_of, lr, 1);
-  state_.bump_version();
-  state_.copied_versions.trained = state_.version();
-  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
+  change_values([&] { return sweep(group, gradient_of, lr, 1); });
 }
 
-void Optimizer::sweep(std::span<const Bucket* const> buckets, const Gradient& gradient_of, double lr,
-                      double gradient_scale) {
+/// Steps the buckets of a group, or of all. Always writes the copies.
+bool Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
+  std::vector<const Bucket*> buckets;
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    const bool is_chosen = bucket.is_trained && bucket.sharded_count > 0 && (!group || bucket.group == *group);
+    if (is_chosen) buckets.push_back(&bucket);
+  }
   const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
   if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place);
   count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
@@ -133,6 +130,7 @@ void Optimizer::sweep(std::span<const Bucket* const> buckets, const Gradient& gr
       if (!update(part, lr, gradient_scale) && part.copies.defined()) part.copies.copy_(part.values);
     }
   });
+  return true;
 }
 
 void Optimizer::walk(const Visit& visit) {

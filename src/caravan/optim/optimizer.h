@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,7 +62,9 @@ class Optimizer : public StateOwner {
   /// Whether some of what a step needs rests outside of the device.
   bool is_away() const;
   bool step_range(const FlatLayout::Range& range, int64_t number, double lr, double gradient_scale);
-  void sweep(std::span<const Bucket* const> buckets, const Gradient& gradient_of, double lr, double gradient_scale);
+  bool sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale);
+  template <class Write>
+  void change_values(const Write& write);
 
   FlatState& state_;
   int64_t num_steps_ = 0;

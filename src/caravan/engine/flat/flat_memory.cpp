@@ -74,7 +74,7 @@ void FlatMemory::move(const Piece& piece, int64_t first, at::Tensor elements, bo
   const int64_t end = begin + elements.numel() * size;
   constexpr int64_t kPage = DiskStore::kPage;
   const int64_t pages = (end + kPage - 1) / kPage - begin / kPage;
-  tiers_->count(writes ? pages * kPage : 0, pages * kPage);
+  tiers_->count({.to_disk = writes ? pages * kPage : 0, .from_disk = pages * kPage});
   if (tiers_->is_meta()) return;
   block.last_store().wait();
   const std::unique_ptr<void, decltype(&std::free)> page(std::aligned_alloc(DiskStore::kSector, kPage), &std::free);

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -43,6 +43,13 @@ class FlatMemory {
   at::Tensor narrow(int64_t offset, int64_t count) const;
   /// The elements, as Tensor::narrow, or read from disk.
   at::Tensor read(int64_t offset, int64_t count) const;
+  /// Elements that are moved at a time: whole pages of a disk.
+  static constexpr int64_t kPart = int64_t{1} << 20;
+  /// Calls f(offset, count) for parts of at most kPart elements.
+  template <class F>
+  static void for_each_part(int64_t offset, int64_t count, const F& f) {
+    for (int64_t done = 0; done < count; done += kPart) f(offset + done, std::min(kPart, count - done));
+  }
   /// Writes `from` to the elements from `offset` on.
   void write(int64_t offset, const at::Tensor& from) const;
   /// Whether elements from `offset` on have memory.

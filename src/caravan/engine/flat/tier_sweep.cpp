@@ -1,6 +1,7 @@
 #include "caravan/engine/flat/tier_sweep.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
@@ -69,7 +70,7 @@ void TierSweep::start(const Chunk& chunk, const std::vector<Source>& sources, Bu
       buffers.reads.push_back(tiers_.copy_out(to, on_device));
       continue;
     }
-    tiers_.count(0, bytes);
+    tiers_.count({.from_disk = bytes});
     if (tiers_.is_meta()) continue;
     const TierBlock& block = block_of(source, bucket);
     block.last_store().wait();
@@ -87,7 +88,7 @@ void TierSweep::finish(const Chunk& chunk, const std::vector<Source>& sources, B
       buffers.writes.push_back(tiers_.copy_in(resident(source, *chunk.bucket, chunk.begin, chunk.count), from));
       continue;
     }
-    tiers_.count(static_cast<int64_t>(from.nbytes()), 0);
+    tiers_.count({.to_disk = static_cast<int64_t>(from.nbytes())});
     if (tiers_.is_meta()) continue;
     const TierBlock& block = block_of(source, *chunk.bucket);
     buffers.writes.push_back(tiers_.disk().write(block.disk_block(), chunk.begin * from.element_size(), from.data_ptr(),
@@ -100,7 +101,7 @@ void TierSweep::run_on_host(std::span<const Bucket* const> buckets, const std::v
   std::vector<Chunk> chunks;
   const bool is_here = std::ranges::all_of(sources, [](const Source& source) { return tier_of(source) == Tier::host; });
   for (const Bucket* bucket : buckets) {
-    const int64_t most = is_here ? std::max<int64_t>(bucket->sharded_count, 1) : kElements;
+    const int64_t most = is_here ? std::max<int64_t>(bucket->sharded_count, 1) : FlatMemory::kPart;
     for (int64_t begin = 0; begin < bucket->sharded_count; begin += most) {
       chunks.push_back({bucket, begin, std::min(most, bucket->sharded_count - begin)});
     }
@@ -110,20 +111,14 @@ void TierSweep::run_on_host(std::span<const Bucket* const> buckets, const std::v
     std::vector<Buffers>& sets;
     ~Drain() {
       for (Buffers& own : sets) {
-        for (std::vector<Event>* events : {&own.reads, &own.writes}) {
-          for (const Event& event : *events) {
-            try {
-              event.wait();
-            } catch (...) {  // another error is already thrown
-            }
-          }
-          events->clear();
-        }
+        for (const Event& read : own.reads) read.settle();
+        for (const Event& write : own.writes) write.settle();
+        own = {.staging = std::move(own.staging)};
       }
     }
   };
-  const Drain drain{sets_};
   const HostAccess access(tiers_);
+  const Drain drain{sets_};
   for (size_t i = 0; i < std::min(kSets - 1, chunks.size()); ++i) start(chunks[i], sources, sets_[i]);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const size_t ahead = i + kSets - 1;
@@ -137,10 +132,8 @@ void TierSweep::run_on_host(std::span<const Bucket* const> buckets, const std::v
     work({*chunks[i].bucket, chunks[i].begin, chunks[i].count, own.tensors});
     finish(chunks[i], sources, own);
   }
-  for (Buffers& own : sets_) {
+  for (const Buffers& own : sets_) {
     for (const Event& write : own.writes) write.wait();
-    own.writes.clear();
-    own.tensors.clear();
   }
 }
 

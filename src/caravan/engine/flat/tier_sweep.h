@@ -38,8 +38,6 @@ class TierSweep {
   /// Calls `work` for all parts of `buckets`, in order.
   void run(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
 
-  static constexpr int64_t kElements = int64_t{1} << 20;  ///< of a part on the host: whole pages of the disk
-
  private:
   struct Chunk {
     const Bucket* bucket;
@@ -47,9 +45,9 @@ class TierSweep {
     int64_t count;
   };
   struct Buffers {
-    std::vector<at::Tensor> staging;  ///< by source, in host memory; undefined where none is needed
-    std::vector<at::Tensor> tensors;  ///< of the part
-    std::vector<Event> reads, writes;
+    std::vector<at::Tensor> staging{};  ///< by source, in host memory; undefined where none is needed
+    std::vector<at::Tensor> tensors{};  ///< of the part
+    std::vector<Event> reads{}, writes{};
   };
   void run_on_host(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
   void run_on_device(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);

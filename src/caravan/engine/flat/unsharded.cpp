@@ -52,12 +52,7 @@ UnshardedParameters::UnshardedParameters(FlatState& state, const Strategy& strat
 
 UnshardedParameters::~UnshardedParameters() {
   for (Group& group : groups_) {
-    for (const Event& load : group.loads) {
-      try {
-        load.wait();
-      } catch (...) {  // Tiers::check throws it
-      }
-    }
+    for (const Event& load : group.loads) load.settle();  // Tiers::check throws their errors
   }
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (!bucket.is_in_place()) take_memory(bucket);
@@ -118,12 +113,9 @@ void UnshardedParameters::copy(const Bucket& bucket) {
     return;
   }
   const HostAccess access(*strategy_.tiers);
-  constexpr int64_t kElements = int64_t{1} << 20;  // at a time: whole pages of the disk
-  for (int64_t done = 0; done < bucket.sharded_count; done += kElements) {
-    const int64_t count = std::min(kElements, bucket.sharded_count - done);
-    const int64_t offset = bucket.sharded_offset + done;
+  FlatMemory::for_each_part(bucket.sharded_offset, bucket.sharded_count, [&](int64_t offset, int64_t count) {
     state_.copies.write(offset, state_.values.read(offset, count).to(dtype_));
-  }
+  });
 }
 
 void UnshardedParameters::tell_change(const Bucket& bucket) {
