@@ -39,31 +39,44 @@ TransferQueue::Ticket GradientSums::start_reduction(const Bucket& bucket, bool i
   const at::Tensor target = is_apart ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const at::Tensor sums = on_wire(bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket));
   own.sums = at::Tensor();  // now owned by the transfer
-  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
-  const auto is_shard = [](const FlatCell& cell) { return cell.to.is_shard(); };
-  const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_shard).base() - 1;
   TransferStages stages;
-  int64_t begin = 0;
-  for (auto cell = bucket.reduce.begin(); cell != bucket.reduce.end(); ++cell) {
-    if (!cell->to.is_shard()) {
-      if (cell > last && !is_last) break;  // sharded sums are reduced over replicas once a step
-      if (cell < last) throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
-      reduce_sharded(stages, *cell, bucket);
-      continue;
-    }
-    const int64_t whole = cell->whole();
-    const at::Tensor in = sums.narrow(0, begin, whole);
-    begin += cell->before();
-    const at::Tensor out = cell == last ? target : sums.narrow(0, begin, cell->own());
-    if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
-    if (cell != last || !is_apart) continue;
+  add_scatters(stages, bucket, sums, target);
+  if (is_apart) {
     stages.add_local([sharded, target, adds] { adds ? add_mixed(sharded, target) : void(sharded.copy_(target)); });
+  }
+  if (is_last) {  // sharded sums are reduced over replicas once a step
+    for (auto cell = after_scatters(bucket); cell != bucket.reduce.end(); ++cell) {
+      reduce_sharded(stages, *cell, bucket, sharded);
+    }
   }
   return transfers_.add(std::move(stages));
 }
 
-void GradientSums::reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
-  const at::Tensor sharded = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
+std::vector<FlatCell>::const_iterator GradientSums::after_scatters(const Bucket& bucket) {
+  return std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(),
+                      [](const FlatCell& cell) { return cell.to.is_shard(); })
+      .base();
+}
+
+void GradientSums::add_scatters(TransferStages& stages, const Bucket& bucket, const at::Tensor& sums,
+                                const at::Tensor& target) const {
+  const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  const auto end = after_scatters(bucket);
+  int64_t begin = 0;
+  for (auto cell = bucket.reduce.begin(); cell != end; ++cell) {
+    if (!cell->to.is_shard()) {
+      throw InternalError({strategy_.name, what, "is all-reduced before it is scattered", "", ""});
+    }
+    const int64_t whole = cell->whole();
+    const at::Tensor in = sums.narrow(0, begin, whole);
+    begin += cell->before();
+    const at::Tensor out = cell + 1 == end ? target : sums.narrow(0, begin, cell->own());
+    if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
+  }
+}
+
+void GradientSums::reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket,
+                                  const at::Tensor& sharded) {
   const bool is_cast = sharded.scalar_type() != wire_dtype_;
   const at::Tensor wire = is_cast ? pool_.take(bucket.sharded_count, wire_dtype_) : sharded;
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;

@@ -101,7 +101,6 @@ class GradientSums {
   void need_here(const Bucket& bucket);
   /// The same as start_reduction for a bucket whose gradients are away.
   TransferQueue::Ticket start_away(const Bucket& bucket, bool is_last);
-  void reduce_result(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
   /// Adds the reduced gradients of a micro-batch to those that are away.
   void add_away(const Bucket& bucket, const at::Tensor& target, bool adds);
   void finish_away(const Bucket& bucket);
@@ -112,8 +111,13 @@ class GradientSums {
   void fold(const Bucket& bucket);
   /// `is_last`: the last of the step.
   TransferQueue::Ticket start_reduction(const Bucket& bucket, bool is_last);
-  /// Appends an all-reduce of the sharded gradients.
-  void reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket);
+  /// The cells of Bucket::reduce after the last one that scatters.
+  static std::vector<FlatCell>::const_iterator after_scatters(const Bucket& bucket);
+  /// Appends the reduce-scatters of `sums`; the last one fills `target`.
+  void add_scatters(TransferStages& stages, const Bucket& bucket, const at::Tensor& sums,
+                    const at::Tensor& target) const;
+  /// Appends an all-reduce of the sharded gradients of a bucket.
+  void reduce_sharded(TransferStages& stages, const FlatCell& cell, const Bucket& bucket, const at::Tensor& sharded);
   /// Appends an all-reduce of `part`, at `offset` of the flat gradients, by the hook if it is for this axis.
   void add_all_reduce(TransferStages& stages, const FlatCell& cell, const at::Tensor& part, int64_t offset,
                       const std::string& what) const;

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -13,12 +11,6 @@
 // rest once they are reduced.
 
 namespace caravan {
-namespace {
-
-bool is_scatter(const FlatCell& cell) { return cell.to.is_shard(); }
-
-}  // namespace
-
 void GradientSums::finish_loads(OfBucket& own) const {
   if (own.loads.empty()) return;
   const TraceSpan span(TraceLog::kWait, "load");
@@ -121,22 +113,14 @@ TransferQueue::Ticket GradientSums::start_away(const Bucket& bucket, bool is_las
   OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
   const bool adds = own.is_reduced;
   count_path(adds ? "gradients added to shards" : "gradients written to shards");
-  const auto last = std::find_if(bucket.reduce.rbegin(), bucket.reduce.rend(), is_scatter).base();  // one past it
   const at::Tensor local = bucket.stays() && rounds_ ? kept(bucket) : sums_of(bucket);
   const at::Tensor sums = bucket.reduce.empty() ? local : on_wire(local);
   own.sums = own.kept = at::Tensor();  // now owned by the transfer
-  const bool scatters = last != bucket.reduce.begin();
-  const at::Tensor target = scatters ? pool_.take(bucket.sharded_count, wire_dtype_) : sums;
+  const auto rest = after_scatters(bucket);
+  const at::Tensor target = rest != bucket.reduce.begin() ? pool_.take(bucket.sharded_count, wire_dtype_) : sums;
   const std::string& what = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
   TransferStages stages;
-  int64_t begin = 0;
-  for (auto cell = bucket.reduce.begin(); cell != last; ++cell) {
-    const int64_t whole = cell->whole();
-    const at::Tensor in = sums.narrow(0, begin, whole);
-    begin += cell->before();
-    const at::Tensor out = cell + 1 == last ? target : sums.narrow(0, begin, cell->own());
-    if (whole > 0) stages.add([cell = *cell, in, out, &what] { return start(cell, in, out, what); });
-  }
+  add_scatters(stages, bucket, sums, target);
   if (!is_last) {
     stages.add_local([this, &bucket, target, adds] { add_away(bucket, target, adds); });
     return transfers_.add(std::move(stages));
@@ -152,20 +136,9 @@ TransferQueue::Ticket GradientSums::start_away(const Bucket& bucket, bool is_las
       own.result.copy_(target);
     }
   });
-  for (auto cell = last; cell != bucket.reduce.end(); ++cell) reduce_result(stages, *cell, bucket);
+  for (auto cell = rest; cell != bucket.reduce.end(); ++cell) reduce_sharded(stages, *cell, bucket, own.result);
   stages.add_local([this, &bucket] { finish_away(bucket); });
   return transfers_.add(std::move(stages));
-}
-
-/// Appends an all-reduce of the complete gradient.
-void GradientSums::reduce_result(TransferStages& stages, const FlatCell& cell, const Bucket& bucket) {
-  const at::Tensor result = buckets_[static_cast<size_t>(bucket.index)].result;
-  const bool is_cast = result.scalar_type() != wire_dtype_;
-  const at::Tensor wire = is_cast ? pool_.take(bucket.sharded_count, wire_dtype_) : result;
-  if (is_cast) stages.add_local([result, wire] { wire.copy_(result); });
-  add_all_reduce(stages, cell, wire, bucket.sharded_offset,
-                 state_.layout.units().groups[static_cast<size_t>(bucket.group)].name);
-  if (is_cast) stages.add_local([result, wire] { result.copy_(wire); });
 }
 
 void GradientSums::finish_away(const Bucket& bucket) {
@@ -200,11 +173,9 @@ void GradientSums::release(const Bucket& bucket) {
 void GradientSums::clear_away(const Bucket& bucket) {
   if (bucket.sharded_count == 0) return;
   const HostAccess access(*strategy_.tiers);
-  constexpr int64_t kElements = int64_t{1} << 20;  // at a time: whole pages of the disk
-  for (int64_t done = 0; done < bucket.sharded_count; done += kElements) {
-    const int64_t count = std::min(kElements, bucket.sharded_count - done);
-    state_.gradients.write(bucket.sharded_offset + done, at::zeros({count}, state_.gradients.options()));
-  }
+  FlatMemory::for_each_part(bucket.sharded_offset, bucket.sharded_count, [&](int64_t offset, int64_t count) {
+    state_.gradients.write(offset, at::zeros({count}, state_.gradients.options()));
+  });
 }
 
 }  // namespace caravan
