@@ -65,8 +65,7 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
     try {
       return plan(of.memory_bytes);
     } catch (const ResourceError&) {  // the verdict reports it for the smallest possible number of sequences
-      const bool is_auto = of.recipe.train.micro_batch == kAutoMicroBatch;
-      const Recipe some = is_auto ? with_micro_batch(of.recipe, row_parts(of.recipe)) : of.recipe;
+      const Recipe some = with_least_micro_batch(of.recipe);
       MemoryPlan needs = plan_memory(some, of.num_ranks, 0, 0, peak_of);
       needs.limit_bytes = of.memory_bytes;
       return needs;
@@ -82,15 +81,12 @@ MemoryPlan memory_of(const Inspected& of, std::map<int64_t, std::vector<Rehearsa
   }
 }
 
-/// The recipe with the least offload that fits its device_budget, in place of "auto".
+/// As a run chooses its offload.
 Recipe with_offload(const Inspected& of) {
-  const int64_t budget = device_budget(of.recipe);
-  const auto fits = [&](const Recipe& recipe) {
-    const bool is_auto = recipe.train.micro_batch == kAutoMicroBatch;
-    const Recipe some = is_auto ? with_micro_batch(recipe, row_parts(recipe)) : recipe;
-    return fullest_of([&] { return rehearsals_of(of, some); }).peak.total() <= budget;
-  };
-  return budget > 0 ? least_offload(of.recipe, fits).value_or(of.recipe) : of.recipe;
+  return with_chosen_offload(of.recipe, [&](const Recipe& recipe) {
+    const auto rehearse_some = [&] { return rehearsals_of(of, with_least_micro_batch(recipe)); };
+    return fullest_of(rehearse_some).peak.total() <= device_budget(recipe);
+  });
 }
 
 /// The number of neighbouring ranks that share memory.

@@ -9,6 +9,7 @@
 #include "caravan/nn/product/product_choice.h"
 #include "caravan/registry/registry.h"
 #include "caravan/schedule/pipeline_schedule.h"
+#include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
 namespace {
@@ -52,7 +53,7 @@ void shrink(Split& split, const ModelConfig& model) {
 
 /// The device of a proof is large: "auto" moves everything, so that its paths are proved.
 void fit_offload(Recipe& recipe) {
-  for (const char* kind : {"optimizer", "parameters", "gradients", "activations"}) {
+  for (const char* kind : kOffloadKinds) {
     if (recipe.offload.text(kind) == "auto") recipe.offload.set(kind, std::string("host"));
   }
 }

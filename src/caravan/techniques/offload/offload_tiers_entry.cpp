@@ -1,14 +1,12 @@
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 
 #include "caravan/registry/registry.h"
+#include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
 namespace {
-
-constexpr std::array<const char*, 4> kOffloadKinds{"optimizer", "parameters", "gradients", "activations"};
 
 SettingKey tier_key(const char* name, const std::string& help) {
   return {{name, OnResume::free},

@@ -154,6 +154,10 @@ Recipe with_micro_batch(Recipe recipe, int64_t micro_batch) {
   return recipe;
 }
 
+Recipe with_least_micro_batch(const Recipe& recipe) {
+  return recipe.train.micro_batch == kAutoMicroBatch ? with_micro_batch(recipe, row_parts(recipe)) : recipe;
+}
+
 MemoryPlan resolve_micro_batch(Recipe& recipe, int64_t vocabulary, Communicator& world, int64_t before) {
   const std::string host = host_name();
   const std::vector<std::string> hosts = gather_texts(world, host, "hosts");

@@ -60,6 +60,8 @@ MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes,
 /// The fullest of some rehearsals. Sizes too large for any tensor are not an error here, but a peak that fits nowhere.
 RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some);
 Recipe with_micro_batch(Recipe recipe, int64_t micro_batch);
+/// With the smallest micro-batch, where the run may choose it.
+Recipe with_least_micro_batch(const Recipe& recipe);
 
 /// Replaces train.micro_batch of `recipe` by the number of plan_memory, the same on every rank: each rehearses its own
 /// step, and the rank with the least memory decides. `before` may be known to one rank only; the others pass 0. Returns

@@ -1,36 +1,28 @@
 #include "caravan/train/model/offload_choice.h"
 
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
+#include "caravan/techniques/offload/kinds.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan {
 namespace {
 
-/// In the order in which they are chosen.
-constexpr std::array<const char*, 4> kOffloaded{"optimizer", "gradients", "parameters", "activations"};
-
 bool is_auto(const Recipe& recipe, const char* kind) { return recipe.offload.text(kind) == "auto"; }
 
 Recipe with_tiers(Recipe recipe, size_t num_kinds, const char* tier) {
   size_t left = num_kinds;
-  for (const char* kind : kOffloaded) {
+  for (const char* kind : kOffloadKinds) {
     if (!is_auto(recipe, kind)) continue;
     recipe.offload.set(kind, left > 0 ? std::string(tier) : std::string("none"));
     left -= left > 0 ? 1 : 0;
   }
   return recipe;
-}
-
-/// The smallest micro-batch, where the run may choose it.
-Recipe with_least_batch(const Recipe& recipe) {
-  return recipe.train.micro_batch == kAutoMicroBatch ? with_micro_batch(recipe, row_parts(recipe)) : recipe;
 }
 
 /// Whether the rehearsed step of every rank fits its own budget.
@@ -52,7 +44,7 @@ bool fits_everywhere(const Recipe& recipe, int64_t vocabulary, Communicator& wor
 
 std::string chosen_text(const Recipe& recipe) {
   std::vector<std::string> all;
-  for (const char* kind : kOffloaded) {
+  for (const char* kind : kOffloadKinds) {
     const std::string& tier = recipe.offload.text(kind);
     if (tier != "none") all.push_back(fmt::format("offload.{} = \"{}\"", kind, tier));
   }
@@ -67,8 +59,8 @@ int64_t device_budget(const Recipe& recipe) {
 }
 
 std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
-  const auto kinds =
-      static_cast<size_t>(std::ranges::count_if(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); }));
+  const auto kinds = static_cast<size_t>(
+      std::ranges::count_if(kOffloadKinds, [&](const char* kind) { return is_auto(recipe, kind); }));
   std::vector<std::pair<size_t, const char*>> choices{{0, "none"}};
   for (size_t i = 1; i <= kinds; ++i) choices.emplace_back(i, "host");
   for (size_t i = 1; i <= kinds && !recipe.offload.texts("disk_dirs").empty(); ++i) choices.emplace_back(i, "disk");
@@ -79,15 +71,19 @@ std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bo
   return std::nullopt;
 }
 
-void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
-  if (std::ranges::none_of(kOffloaded, [&](const char* kind) { return is_auto(recipe, kind); })) return;
+Recipe with_chosen_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
+  if (std::ranges::none_of(kOffloadKinds, [&](const char* kind) { return is_auto(recipe, kind); })) return recipe;
   if (device_budget(recipe) == 0) {
     recipe.refuse("offload.device_budget", "is not set, so that \"auto\" has nothing to fit",
                   "set it, such as \"4G\", or name tiers");
   }
-  const auto fits = [&](const Recipe& chosen) { return fits_everywhere(with_least_batch(chosen), vocabulary, world); };
   const std::optional<Recipe> chosen = least_offload(recipe, fits);
-  recipe = chosen ? *chosen : with_tiers(recipe, kOffloaded.size(), "host");
+  return chosen ? *chosen : with_tiers(recipe, kOffloadKinds.size(), "host");
+}
+
+void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
+  recipe = with_chosen_offload(
+      recipe, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
 }
 
 void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
@@ -96,11 +92,11 @@ void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabula
   take_maxima(world, {&exceeds, 1}, "offload");
   if (exceeds == 0) return;
   Recipe open = recipe;
-  for (const char* kind : kOffloaded) {
+  for (const char* kind : kOffloadKinds) {
     if (open.offload.text(kind) == "none") open.offload.set(kind, std::string("auto"));
   }
   const std::optional<Recipe> least = least_offload(
-      open, [&](const Recipe& chosen) { return fits_everywhere(with_least_batch(chosen), vocabulary, world); });
+      open, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
   throw ResourceError(
       {"train", "offload.device_budget",
        fmt::format("a rank needs {}, but may use {}: rank {} in {}", format_bytes(plan.fullest.peak.total()),

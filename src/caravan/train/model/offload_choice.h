@@ -19,8 +19,11 @@ int64_t device_budget(const Recipe& recipe);
 /// none fits. Evaluates at most 9 choices.
 std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits);
 
-/// Replaces each "auto" of the section offload by the least that fits device_budget on every rank, by rehearsals; if
-/// nothing fits, by the most. Every rank of `world` calls it.
+/// Each "auto" of the section offload replaced by the least that `fits`; if nothing fits, by the host for all. Throws
+/// UsageError without a device_budget.
+Recipe with_chosen_offload(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits);
+
+/// The same for a run: what fits device_budget on every rank, by rehearsals. Every rank of `world` calls it.
 void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world);
 
 /// Throws ResourceError on every rank if some rank needs more than its device_budget: names the event, and the least
