@@ -14,6 +14,8 @@
 #include "caravan/comm/record.h"
 #include "caravan/techniques/data/ddp.h"
 #include "caravan/techniques/data/zero.h"
+#include "caravan/techniques/offload/offload.h"
+#include "tests/data/support.h"
 #include "tests/engine/parameters.h"
 
 namespace caravan::testing::optimizer_test {
@@ -156,6 +158,43 @@ TEST(Optimizer, ContinuesFromItsState) {
     }
     run(second, *after, 3, 6);
     EXPECT_TRUE(at::equal(second.state.values.to_tensor(), whole.state.values.to_tensor()));
+  }
+}
+
+/// A step that has begun is complete for whoever reads the flat buffers, in whatever order.
+TEST(Optimizer, ReadersWaitForAStepThatHasBegun) {
+  const auto train = [](const OffloadOptions& options, bool begins) {
+    Parameters model{{"w", {300, 70}, true}, {"bias", {7}, false}, {"v", {33}, true}};
+    const Mesh mesh = Mesh::create(make_record_world(0, 1), {});
+    Strategy strategy = whole_model(model, mesh);
+    add_offload(strategy, options);
+    Engine engine(model, mesh, strategy, {.seed = 4});
+    FlatState& state = engine.state();
+    AdamW optimizer(state, {});
+    std::vector<at::Tensor> seen;
+    for (int step = 0; step < 3; ++step) {
+      for (const Slot& slot : state.layout.slots()) {
+        const at::Tensor gradient = random_tensor(slot.sharded_shape, 50 + step).to(at::kFloat);
+        state.layout.write(state.gradients, *slot.parameter, gradient);
+      }
+      begins ? optimizer.start_step(0.01) : optimizer.step(0.01);
+      for (const Slot& slot : state.layout.slots()) {
+        for (const auto& [name, moment] : optimizer.state())
+          seen.push_back(state.layout.read(moment, *slot.parameter).clone());
+        seen.push_back(state.layout.read(state.values, *slot.parameter).detach().clone());
+      }
+    }
+    return seen;
+  };
+  const TemporaryFolder folder;
+  const std::vector<at::Tensor> want = train({}, false);
+  for (const Tier tier : {Tier::host, Tier::disk}) {
+    const OffloadOptions options{.optimizer = tier, .gradients = tier, .disk_dirs = {folder.path()}};
+    for (const bool begins : {true, false}) {
+      const std::vector<at::Tensor> got = train(options, begins);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+    }
   }
 }
 

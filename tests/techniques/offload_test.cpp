@@ -123,6 +123,23 @@ TEST_F(OffloadTest, SumsComeBackWhereverTheyAreUsed) {
               tiers({"gradients"}, "disk"));
 }
 
+/// Without protection the host steps on a thread of its own, beside the next forward; checkpoints, evaluations and what
+/// else reads the state wait for it.
+TEST_F(OffloadTest, TheHostStepsBesideTheNextForward) {
+  unsetenv("CARAVAN_PROTECT_HOST");
+  const Keys reads{"checkpoint.every=1", "train.eval_every=1", "train.micro_batch=6"};
+  for (const char* technique : {"ddp", "zero1", "zero3"}) {
+    for (const char* tier : {"host", "disk"}) {
+      const std::string name = std::string("data_parallel.technique=") + technique;
+      expect_same(2, together({reads, {name}}), tiers(kState, tier));
+      expect_same(2, {name, "train.micro_batch=3", "precision.compute=bf16"}, tiers({"optimizer"}, tier));
+      expect_same(2, {name, "train.micro_batch=6", "optimizer.clip_norm=0"}, tiers(kState, tier));
+    }
+  }
+  expect_same(2, {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"}, tiers(kState, "host"));
+  expect_same(2, {"data_parallel.technique=zero1", "optimizer.kind=sgd", "train.micro_batch=6"}, tiers(kState, "host"));
+}
+
 /// Without clipping each group steps as soon as its gradients are complete.
 TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
   for (const char* technique : {"ddp", "zero3"}) {

@@ -126,6 +126,7 @@ Tiers::Tiers(Options options)
 
 /// What is in flight uses the buffers: also after an error.
 Tiers::~Tiers() {
+  host_.reset();
   in_.reset();
   out_.reset();
   disk_.reset();
@@ -268,6 +269,18 @@ Event Tiers::copy_out(const at::Tensor& to_host, const at::Tensor& from_device) 
              [this, to = to_host.data_ptr(), from = from_device.const_data_ptr(), bytes] {
                out_->copy(to, from, static_cast<size_t>(bytes));
              });
+}
+
+Event Tiers::run_on_host(const std::string& what, std::function<void()> job) {
+  if (options_.is_meta) {
+    job();
+    return {};
+  }
+  if (host_ == nullptr) {
+    host_ = device_->make_stream();
+    if (options_.protects_host) host_ = std::make_unique<InlineStream>(std::move(host_));
+  }
+  return run(*host_, "host", what, 0, std::move(job));
 }
 
 HostGuard::HostGuard(Tiers& tiers) : pages_(tiers.pages_) { pages_->guard(); }

@@ -95,6 +95,10 @@ class Tiers {
   Event copy_in(const at::Tensor& to_device, const at::Tensor& from_host);
   Event copy_out(const at::Tensor& to_host, const at::Tensor& from_device);
 
+  /// Runs `job`, work of the host, beside the rank's thread, after earlier jobs; it may touch host memory. `what` names
+  /// it in traces. At once where nothing has memory, or where host memory is protected.
+  Event run_on_host(const std::string& what, std::function<void()> job);
+
   DiskStore& disk();
   bool is_meta() const noexcept { return options_.is_meta; }
 
@@ -131,6 +135,7 @@ class Tiers {
   Event held_event_{};
   at::Tensor held_{};                     ///< what is being stored; without memory too, so that rehearsals count it
   std::unique_ptr<CopyStream> in_, out_;  ///< to and from the device; last: their jobs use the others
+  std::unique_ptr<CopyStream> host_;      ///< uses these two
 };
 
 /// A time in which only the device computes: see Tiers::Options::protects_host.

@@ -35,10 +35,18 @@ bool is_inside(const FlatLayout::Range& range, const Bucket& bucket) {
 
 }  // namespace
 
-Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names) : state_(state) {
+Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names, Update update)
+    : state_(state), update_(std::move(update)) {
   state.is_versioned = true;
   for (const std::string& name : names) moments_.emplace_back(name, state.zeros_like_trained());
+  const Units& units = state.layout.units();
+  first_use_.resize(units.groups.size(), units.units.size());
+  for (size_t unit = units.units.size(); unit-- > 0;) {
+    for (const int group : units.units[unit].groups) first_use_[static_cast<size_t>(group)] = unit;
+  }
 }
+
+Optimizer::~Optimizer() = default;
 
 bool Optimizer::is_away() const {
   if (state_.tiers == nullptr) return false;
@@ -54,7 +62,7 @@ bool Optimizer::step_range(const FlatLayout::Range& range, int64_t number, doubl
             .decays = range.decays,
             .number = number};
   for (const auto& [name, flat] : moments_) part.moments.push_back(cut(flat, range));
-  return update(part, lr, gradient_scale) || !part.copies.defined();
+  return update_(part, lr, gradient_scale) || !part.copies.defined();
 }
 
 /// `write` updates values; it returns whether it has also written the copies of all trained ones.
@@ -69,10 +77,23 @@ void Optimizer::change_values(const Write& write) {
 }
 
 void Optimizer::step(double lr, double gradient_scale) {
+  start_step(lr, gradient_scale);
+  finish();
+}
+
+void Optimizer::finish() {
+  if (sweep_ != nullptr) sweep_->finish();
+}
+
+void Optimizer::start_step(double lr, double gradient_scale) {
   const TraceSpan span(TraceLog::kCompute, "optimizer");
+  finish();
   ++num_steps_;
   change_values([&] {
-    if (is_away()) return sweep(std::nullopt, {}, lr, gradient_scale);
+    if (is_away()) {
+      sweep(std::nullopt, {}, lr, gradient_scale);
+      return true;
+    }
     bool has_copied = true;
     for (const FlatLayout::Range& range : state_.layout.ranges()) {
       has_copied &= step_range(range, num_steps_, lr, gradient_scale);
@@ -95,42 +116,54 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
 
 void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
   const TraceSpan span(TraceLog::kCompute, "optimizer", state_.layout.units().groups[static_cast<size_t>(group)].name);
-  change_values([&] { return sweep(group, gradient_of, lr, 1); });
+  finish();
+  change_values([&] {
+    sweep(group, gradient_of, lr, 1);
+    return true;
+  });
 }
 
-/// Steps the buckets of a group, or of all. Always writes the copies.
-bool Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
+/// Begins to step the buckets of a group, or of all. Always writes the copies.
+void Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
   std::vector<const Bucket*> buckets;
+  int64_t largest = 0;
   for (const Bucket& bucket : state_.layout.buckets()) {
-    const bool is_chosen = bucket.is_trained && bucket.sharded_count > 0 && (!group || bucket.group == *group);
-    if (is_chosen) buckets.push_back(&bucket);
+    if (!bucket.is_trained || bucket.sharded_count == 0) continue;
+    largest = std::max(largest, bucket.sharded_count);
+    if (!group || bucket.group == *group) buckets.push_back(&bucket);
   }
+  // The next step needs them in forward order.
+  std::ranges::stable_sort(buckets, {},
+                           [&](const Bucket* bucket) { return first_use_[static_cast<size_t>(bucket->group)]; });
   const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
-  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place);
+  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place, largest);
   count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
   std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = true},
                                          {.flat = &state_.gradients, .on_device = gradient_of},
                                          {.flat = &state_.copies, .is_read = false, .is_written = true}};
-  for (const auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
-  sweep_->run(buckets, sources, [&](const TierSweep::Part& swept) {
-    const int64_t begin = swept.bucket.sharded_offset + swept.begin, end = begin + swept.count;
-    for (const FlatLayout::Range& range : state_.layout.ranges()) {
-      const int64_t first = std::max(begin, range.offset), last = std::min(end, range.offset + range.count);
-      if (first >= last) continue;
-      const auto of = [&](const at::Tensor& whole) {
-        return whole.defined() ? whole.narrow(0, first - begin, last - first) : whole;
-      };
-      Part part{.values = of(swept.tensors[0]),
-                .gradients = of(swept.tensors[1]),
-                .moments = {},
-                .copies = of(swept.tensors[2]),
-                .decays = range.decays,
-                .number = num_steps_};
-      for (size_t i = 3; i < swept.tensors.size(); ++i) part.moments.push_back(of(swept.tensors[i]));
-      if (!update(part, lr, gradient_scale) && part.copies.defined()) part.copies.copy_(part.values);
-    }
+  for (auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
+  sweep_->start(buckets, sources, [this, lr, gradient_scale, number = num_steps_](const TierSweep::Part& swept) {
+    update_swept(swept, number, lr, gradient_scale);
   });
-  return true;
+}
+
+void Optimizer::update_swept(const TierSweep::Part& swept, int64_t number, double lr, double gradient_scale) const {
+  const int64_t begin = swept.bucket.sharded_offset + swept.begin, end = begin + swept.count;
+  for (const FlatLayout::Range& range : state_.layout.ranges()) {
+    const int64_t first = std::max(begin, range.offset), last = std::min(end, range.offset + range.count);
+    if (first >= last) continue;
+    const auto of = [&](const at::Tensor& whole) {
+      return whole.defined() ? whole.narrow(0, first - begin, last - first) : whole;
+    };
+    Part part{.values = of(swept.tensors[0]),
+              .gradients = of(swept.tensors[1]),
+              .moments = {},
+              .copies = of(swept.tensors[2]),
+              .decays = range.decays,
+              .number = number};
+    for (size_t i = 3; i < swept.tensors.size(); ++i) part.moments.push_back(of(swept.tensors[i]));
+    if (!update_(part, lr, gradient_scale) && part.copies.defined()) part.copies.copy_(part.values);
+  }
 }
 
 void Optimizer::walk(const Visit& visit) {
@@ -153,24 +186,26 @@ void Optimizer::walk(const Visit& visit) {
 }
 
 AdamW::AdamW(FlatState& state, const AdamWOptions& options)
-    : Optimizer(state, {"exp_avg", "exp_avg_sq"}), options_(options) {
+    : Optimizer(state, {"exp_avg", "exp_avg_sq"}, [options](const Part& part, double lr, double gradient_scale) {
+        return update(part, options, lr, gradient_scale);
+      }) {
   check_range("beta1", options.beta1, 0, 1, false);
   check_range("beta2", options.beta2, 0, 1, false);
   check_range("epsilon", options.epsilon, 0, 1, true);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
 }
 
-bool AdamW::update(const Part& part, double lr, double gradient_scale) {
+bool AdamW::update(const Part& part, const AdamWOptions& options, double lr, double gradient_scale) {
   const bool writes = part.copies.defined() && part.copies.scalar_type() == at::kBFloat16;
   if (part.values.is_meta()) return writes;
   const auto t = static_cast<double>(part.number);
   const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
-                                   .decay = part.decays ? 1 - lr * options_.weight_decay : 1,
-                                   .beta1 = options_.beta1,
-                                   .beta2 = options_.beta2,
-                                   .epsilon = options_.epsilon,
-                                   .step_size = lr / (1 - std::pow(options_.beta1, t)),
-                                   .root_correction = std::sqrt(1 - std::pow(options_.beta2, t))};
+                                   .decay = part.decays ? 1 - lr * options.weight_decay : 1,
+                                   .beta1 = options.beta1,
+                                   .beta2 = options.beta2,
+                                   .epsilon = options.epsilon,
+                                   .step_size = lr / (1 - std::pow(options.beta1, t)),
+                                   .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
   const auto sweep = [&]<class T, class G>(T, G) {
     const auto data = [](const at::Tensor& flat) { return static_cast<T*>(flat.data_ptr()); };
     const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
@@ -191,13 +226,15 @@ bool AdamW::update(const Part& part, double lr, double gradient_scale) {
 }
 
 Sgd::Sgd(FlatState& state, const SgdOptions& options)
-    : Optimizer(state, options.momentum > 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}),
-      options_(options) {
+    : Optimizer(state, options.momentum > 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{},
+                [options](const Part& part, double lr, double gradient_scale) {
+                  return update(part, options, lr, gradient_scale);
+                }) {
   check_range("momentum", options.momentum, 0, 1, false);
   check_range("weight_decay", options.weight_decay, 0, 1e3, true);
 }
 
-bool Sgd::update(const Part& part, double lr, double gradient_scale) {
+bool Sgd::update(const Part& part, const SgdOptions& options, double lr, double gradient_scale) {
   constexpr int64_t kElements = int64_t{1} << 18;  // at a time, which stay in a cache
   for (int64_t first = 0; first < part.values.numel(); first += kElements) {
     const auto of = [&](const at::Tensor& whole) {
@@ -205,8 +242,8 @@ bool Sgd::update(const Part& part, double lr, double gradient_scale) {
     };
     const at::Tensor values = of(part.values);
     at::Tensor direction = of(part.gradients).to(values.scalar_type()) * gradient_scale;
-    if (options_.weight_decay > 0 && part.decays) direction.add_(values, options_.weight_decay);
-    if (!part.moments.empty()) direction = of(part.moments[0]).mul_(options_.momentum).add_(direction);
+    if (options.weight_decay > 0 && part.decays) direction.add_(values, options.weight_decay);
+    if (!part.moments.empty()) direction = of(part.moments[0]).mul_(options.momentum).add_(direction);
     values.add_(direction, -lr);
   }
   return false;

@@ -22,9 +22,16 @@ namespace caravan {
 /// values or gradients are away, they are fetched bucket by bucket.
 class Optimizer : public StateOwner {
  public:
+  ~Optimizer() override;
   /// One step with learning rate `lr` and the gradients times `gradient_scale` (for clipping). Reads the gradients and
   /// keeps no reference to them.
   void step(double lr, double gradient_scale = 1);
+  /// The same, begun: where the host steps, that is done beside what the caller does next, in forward order. Units that
+  /// an engine runs, and who reads FlatMemory, wait for what they need (FlatMemory::set_use); tensors of the module
+  /// itself may be read after finish().
+  void start_step(double lr, double gradient_scale = 1);
+  /// Waits for a step that has begun; throws its error.
+  void finish();
   /// Step `number`, from 1, of the elements of one bucket that this rank holds. Does not change num_steps(): a caller
   /// that updates bucket by bucket sets it.
   void step(const Bucket& bucket, int64_t number, double lr, double gradient_scale = 1);
@@ -36,16 +43,13 @@ class Optimizer : public StateOwner {
   /// Visits the pieces of state() of each trained parameter. num_steps() is not among them.
   void walk(const Visit& visit) override;
 
-  /// With Strategy::steps_early: begins a step of groups, which counts once, and steps the buckets of one, whose
-  /// gradients are on the device.
+  /// With Strategy::steps_early: begins a step of groups, which counts once, and begins to step the buckets of one,
+  /// whose gradients are on the device, after those of the group before are done. Call finish() after the last.
   void begin_groups() { ++num_steps_; }
   using Gradient = std::function<at::Tensor(const Bucket&)>;
   void step_group(int group, const Gradient& gradient_of, double lr);
 
  protected:
-  /// `state` must outlive the optimizer. torch's version counters see its updates. `names`: of its moments, which are
-  /// zero in the first step.
-  Optimizer(FlatState& state, const std::vector<std::string>& names);
   /// Flat tensors of equal size: a contiguous part of the state whose parameters are treated alike.
   struct Part {
     at::Tensor values;
@@ -55,21 +59,28 @@ class Optimizer : public StateOwner {
     bool decays = true;
     int64_t number = 1;  ///< step number, from 1
   };
-  /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies.
-  virtual bool update(const Part& part, double lr, double gradient_scale) = 0;
+  /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies. Called on
+  /// another thread too.
+  using Update = std::function<bool(const Part& part, double lr, double gradient_scale)>;
+  /// `state` must outlive the optimizer. torch's version counters see its updates. `names`: of its moments, which are
+  /// zero in the first step.
+  Optimizer(FlatState& state, const std::vector<std::string>& names, Update update);
 
  private:
   /// Whether some of what a step needs rests outside of the device.
   bool is_away() const;
   bool step_range(const FlatLayout::Range& range, int64_t number, double lr, double gradient_scale);
-  bool sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale);
+  void sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale);
+  void update_swept(const TierSweep::Part& swept, int64_t number, double lr, double gradient_scale) const;
   template <class Write>
   void change_values(const Write& write);
 
   FlatState& state_;
+  Update update_;
   int64_t num_steps_ = 0;
   std::vector<std::pair<std::string, FlatMemory>> moments_;
-  std::unique_ptr<TierSweep> sweep_;
+  std::vector<size_t> first_use_;     ///< by group: its first unit
+  std::unique_ptr<TierSweep> sweep_;  ///< last: uses the others
 };
 
 struct AdamWOptions {
@@ -87,9 +98,7 @@ class AdamW final : public Optimizer {
   explicit AdamW(FlatState& state, const AdamWOptions& options = {});
 
  private:
-  bool update(const Part& part, double lr, double gradient_scale) override;
-
-  AdamWOptions options_;
+  static bool update(const Part& part, const AdamWOptions& options, double lr, double gradient_scale);
 };
 
 struct SgdOptions {
@@ -104,9 +113,7 @@ class Sgd final : public Optimizer {
   explicit Sgd(FlatState& state, const SgdOptions& options = {});
 
  private:
-  bool update(const Part& part, double lr, double gradient_scale) override;
-
-  SgdOptions options_;
+  static bool update(const Part& part, const SgdOptions& options, double lr, double gradient_scale);
 };
 
 }  // namespace caravan

@@ -80,6 +80,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
     optimizer_.begin_groups();
   }
   const double local_loss = runner_.run_step(static_cast<int>(options_.num_micro_batches), source);
+  optimizer_.finish();
   StepResult result{.loss = 0, .grad_norm = 0, .stop = stop_requested, .loss_scale = scale()};
   agree(local_loss / result.loss_scale, result);
   const bool is_away = engine_.strategy().gradients_tier != Tier::device;
@@ -96,7 +97,7 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   if (inspect) inspect(result);
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
   if (!result.is_skipped && !steps_early)
-    optimizer_.step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
+    optimizer_.start_step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace/trace.h"
 
 namespace caravan {
 
@@ -37,9 +38,31 @@ const FlatMemory::Piece* FlatMemory::find(int64_t offset) const noexcept {
   return offset < piece.offset + piece.count ? &piece : nullptr;
 }
 
+void FlatMemory::wait(const Piece& piece) {
+  if (piece.use.done()) return piece.use.wait();
+  const TraceSpan span(TraceLog::kWait, "sweep");
+  piece.use.wait();
+}
+
+void FlatMemory::wait(int64_t offset) const {
+  if (const Piece* piece = find(offset)) wait(*piece);
+}
+
+void FlatMemory::set_use(int64_t offset, const Event& use) {
+  if (const Piece* piece = find(offset)) pieces_[static_cast<size_t>(piece - pieces_.data())].use = use;
+}
+
+const std::vector<FlatMemory::Piece>& FlatMemory::pieces() const {
+  for (const Piece& piece : pieces_) wait(piece);
+  return pieces_;
+}
+
 const FlatMemory::Piece& FlatMemory::piece(int64_t offset, int64_t count) const {
   const Piece* piece = find(offset);
-  if (piece != nullptr && offset + count <= piece->offset + piece->count) return *piece;
+  if (piece != nullptr && offset + count <= piece->offset + piece->count) {
+    wait(*piece);
+    return *piece;
+  }
   throw InternalError(
       {"flat_memory", "narrow", fmt::format("elements {} to {} are not in one piece", offset, offset + count), "", ""});
 }
@@ -89,6 +112,20 @@ void FlatMemory::move(const Piece& piece, int64_t first, at::Tensor elements, bo
     std::byte* own = memory + (from - begin);
     writes ? std::memcpy(at + (from - offset), own, count) : std::memcpy(own, at + (from - offset), count);
     if (writes) disk.write(block.disk_block(), offset, at, bytes).wait();
+  }
+}
+
+int64_t FlatMemory::version() const {
+  int64_t version = 0;
+  for (const Piece& piece : pieces_) {
+    if (piece.memory.defined()) version += static_cast<int64_t>(piece.memory._version());
+  }
+  return version;
+}
+
+void FlatMemory::bump_version() const {
+  for (const Piece& piece : pieces_) {
+    if (piece.memory.defined()) piece.memory.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -27,14 +27,21 @@ class FlatMemory {
     at::Tensor memory;                   ///< flat, contiguous; undefined on disk
     std::shared_ptr<TierBlock> block{};  ///< on host and disk
     int64_t count = 0;
+    Event use{};  ///< of other threads: see set_use
   };
   /// Pieces are added in the order of their offsets.
   void add(int64_t offset, at::Tensor memory);
   /// A piece of `count` elements on host or disk.
   void add(int64_t offset, int64_t count, Tier tier, const std::shared_ptr<Tiers>& tiers);
-  const std::vector<Piece>& pieces() const noexcept { return pieces_; }
-  /// The piece with these elements. Throws InternalError if they are not in one.
+  /// Waits for every use.
+  const std::vector<Piece>& pieces() const;
+  /// The piece with these elements, after its use. Throws InternalError if they are not in one.
   const Piece& piece(int64_t offset, int64_t count) const;
+  /// Another thread works with the piece at `offset`, if it has memory, until `use` is complete: whoever asks for its
+  /// elements here waits, and gets the error of that thread. Views taken before do not wait.
+  void set_use(int64_t offset, const Event& use);
+  /// Waits for the use of the piece at `offset`, if it has memory.
+  void wait(int64_t offset) const;
   /// Where pieces rest: all on one tier.
   Tier tier() const noexcept { return tier_; }
   bool is_on_disk() const noexcept { return tier_ == Tier::disk; }
@@ -59,12 +66,15 @@ class FlatMemory {
   bool is_meta() const noexcept { return options_.device().is_meta(); }
   at::ScalarType scalar_type() const noexcept { return c10::typeMetaToScalarType(options_.dtype()); }
   const at::TensorOptions& options() const noexcept { return options_; }
+  /// Sum of torch's version counters of the pieces in memory; bump_version() raises each.
+  int64_t version() const;
+  void bump_version() const;
   /// Concatenates the elements that have memory.
   at::Tensor to_tensor() const;
 
  private:
   const Piece* find(int64_t offset) const noexcept;
-
+  static void wait(const Piece& piece);
   void move(const Piece& piece, int64_t first, at::Tensor elements, bool writes) const;
 
   at::TensorOptions options_;

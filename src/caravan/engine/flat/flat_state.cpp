@@ -119,19 +119,14 @@ FlatMemory FlatState::zeros_like_trained() const {
 }
 
 int64_t FlatState::version() const {
-  int64_t version = num_writes;
-  for (const FlatMemory::Piece& piece : values.pieces()) {
-    if (piece.memory.defined()) version += static_cast<int64_t>(piece.memory._version());
-  }
+  int64_t version = num_writes + values.version();
   for (const Slot& slot : layout.slots()) version += static_cast<int64_t>(slot.parameter->sharded()._version());
   return version;
 }
 
 void FlatState::bump_version() const {
   ++num_writes;
-  for (const FlatMemory::Piece& piece : values.pieces()) {
-    if (piece.memory.defined()) piece.memory.unsafeGetTensorImpl()->bump_version();
-  }
+  values.bump_version();
 }
 
 }  // namespace caravan

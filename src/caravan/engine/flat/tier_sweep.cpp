@@ -1,8 +1,10 @@
 #include "caravan/engine/flat/tier_sweep.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include "caravan/base/memory/memory_counter.h"
@@ -20,132 +22,234 @@ bool has(const TierSweep::Source& source, const Bucket& bucket) {
 
 Tier tier_of(const TierSweep::Source& source) { return source.on_device ? Tier::device : source.flat->tier(); }
 
-at::Tensor resident(const TierSweep::Source& source, const Bucket& bucket, int64_t begin, int64_t count) {
-  if (source.on_device) return source.on_device(bucket).narrow(0, begin, count);
-  return source.flat->narrow(bucket.sharded_offset + begin, count);
-}
-
 TierBlock& block_of(const TierSweep::Source& source, const Bucket& bucket) {
   return *source.flat->piece(bucket.sharded_offset, bucket.sharded_count).block;
 }
 
+/// Memory of a bucket on device or host. Writes on another thread do not change torch's version counters: an Optimizer
+/// does.
+at::Tensor resident(const TierSweep::Source& source, const Bucket& bucket) {
+  if (source.on_device) return source.on_device(bucket);
+  return source.flat->narrow(bucket.sharded_offset, bucket.sharded_count).variable_data();
+}
+
 }  // namespace
 
-void TierSweep::run(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work) {
-  place_ == Tier::host ? run_on_host(buckets, sources, work) : run_on_device(buckets, sources, work);
-}
-
-at::Tensor TierSweep::staging(Buffers& buffers, size_t source, int64_t count, const at::TensorOptions& options) {
-  buffers.staging.resize(std::max(buffers.staging.size(), source + 1));
-  at::Tensor& own = buffers.staging[source];
-  if (!own.defined() || own.numel() < count) {
-    const MemoryKindScope kind(MemoryKind::buffers);
-    own = at::Tensor();
-    own = tiers_.host_tensor(count, c10::typeMetaToScalarType(options.dtype()));
-  }
-  return own.narrow(0, 0, count);
-}
-
-void TierSweep::start(const Chunk& chunk, const std::vector<Source>& sources, Buffers& buffers) {
-  for (const Event& write : buffers.writes) write.wait();  // of the part that had these buffers before
-  buffers.writes.clear();
-  buffers.tensors.assign(sources.size(), at::Tensor());
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const Source& source = sources[i];
-    const Bucket& bucket = *chunk.bucket;
-    if (!has(source, bucket)) continue;
-    if (tier_of(source) == Tier::host) {
-      block_of(source, bucket).last_store().wait();
-      buffers.tensors[i] = resident(source, bucket, chunk.begin, chunk.count);
-      continue;
-    }
-    at::Tensor on_device;
-    if (tier_of(source) == Tier::device) on_device = resident(source, bucket, chunk.begin, chunk.count);
-    const at::Tensor to =
-        staging(buffers, i, chunk.count, on_device.defined() ? on_device.options() : source.flat->options());
-    buffers.tensors[i] = to;
-    const auto bytes = static_cast<int64_t>(to.nbytes());
-    if (!source.is_read) continue;
-    if (on_device.defined()) {
-      buffers.reads.push_back(tiers_.copy_out(to, on_device));
-      continue;
-    }
-    tiers_.count({.from_disk = bytes});
-    if (tiers_.is_meta()) continue;
-    const TierBlock& block = block_of(source, bucket);
-    block.last_store().wait();
-    buffers.reads.push_back(
-        tiers_.disk().read(block.disk_block(), chunk.begin * to.element_size(), to.data_ptr(), bytes));
-  }
-}
-
-void TierSweep::finish(const Chunk& chunk, const std::vector<Source>& sources, Buffers& buffers) {
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const Source& source = sources[i];
-    const at::Tensor& from = buffers.tensors[i];
-    if (!source.is_written || !from.defined() || tier_of(source) == Tier::host) continue;
-    if (tier_of(source) == Tier::device) {
-      buffers.writes.push_back(tiers_.copy_in(resident(source, *chunk.bucket, chunk.begin, chunk.count), from));
-      continue;
-    }
-    tiers_.count({.to_disk = static_cast<int64_t>(from.nbytes())});
-    if (tiers_.is_meta()) continue;
-    const TierBlock& block = block_of(source, *chunk.bucket);
-    buffers.writes.push_back(tiers_.disk().write(block.disk_block(), chunk.begin * from.element_size(), from.data_ptr(),
-                                                 static_cast<int64_t>(from.nbytes())));
-  }
-}
-
-void TierSweep::run_on_host(std::span<const Bucket* const> buckets, const std::vector<Source>& sources,
-                            const Work& work) {
-  std::vector<Chunk> chunks;
-  const bool is_here = std::ranges::all_of(sources, [](const Source& source) { return tier_of(source) == Tier::host; });
-  for (const Bucket* bucket : buckets) {
-    const int64_t most = is_here ? std::max<int64_t>(bucket->sharded_count, 1) : FlatMemory::kPart;
-    for (int64_t begin = 0; begin < bucket->sharded_count; begin += most) {
-      chunks.push_back({bucket, begin, std::min(most, bucket->sharded_count - begin)});
-    }
-  }
-  sets_.resize(kSets);
-  struct Drain {  // also after an error: what is in flight uses the buffers
-    std::vector<Buffers>& sets;
-    ~Drain() {
-      for (Buffers& own : sets) {
-        for (const Event& read : own.reads) read.settle();
-        for (const Event& write : own.writes) write.settle();
-        own = {.staging = std::move(own.staging)};
-      }
-    }
+/// A sweep on the host. Made by the rank's thread, which finds out where everything is; then run by another one.
+struct TierSweep::Run {
+  struct Place {
+    Tier tier = Tier::device;
+    at::Tensor memory{};       ///< on device or host
+    DiskStore::Block block{};  ///< on disk
+    Event stored{};            ///< before it may be read
+    bool is_there = false;
   };
-  const HostAccess access(tiers_);
-  const Drain drain{sets_};
-  for (size_t i = 0; i < std::min(kSets - 1, chunks.size()); ++i) start(chunks[i], sources, sets_[i]);
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const size_t ahead = i + kSets - 1;
-    if (ahead < chunks.size()) start(chunks[ahead], sources, sets_[ahead % kSets]);
-    Buffers& own = sets_[i % kSets];
-    {
-      const TraceSpan span(TraceLog::kWait, "read");
-      for (const Event& read : own.reads) read.wait();
+  struct OfBucket {
+    const Bucket* bucket = nullptr;
+    std::vector<Place> places{};  ///< by source
+    int64_t chunks_left = 0;
+    std::promise<void> done{};
+  };
+  struct Chunk {
+    size_t bucket = 0;
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  /// What one chunk works with.
+  struct Set {
+    std::vector<at::Tensor> tensors{};  ///< by source
+    std::vector<Event> reads{}, writes{};
+    size_t bucket = 0;
+    bool is_used = false;
+  };
+
+  Tiers& tiers;
+  const std::vector<std::vector<at::Tensor>>& staging;
+  std::vector<Source> sources;
+  Work work;
+  std::vector<OfBucket> buckets{};
+  std::vector<Chunk> chunks{};
+  std::vector<Set> sets{};
+
+  void add(const Bucket& bucket);
+  void run();
+  void start(size_t index);
+  void store(const Chunk& chunk, Set& set);
+  void end(Set& set);
+  void give_up(const std::exception_ptr& error) noexcept;
+};
+
+void TierSweep::Run::add(const Bucket& bucket) {
+  OfBucket own;
+  own.bucket = &bucket;
+  bool is_here = true;
+  for (const Source& source : sources) {
+    Place place{.tier = tier_of(source), .is_there = has(source, bucket)};
+    is_here &= place.tier == Tier::host || !place.is_there;
+    if (place.is_there && place.tier != Tier::disk) place.memory = resident(source, bucket);
+    if (place.is_there && place.tier != Tier::device) {
+      const TierBlock& block = block_of(source, bucket);
+      place.block = block.disk_block();
+      place.stored = block.last_store();
     }
-    own.reads.clear();
-    work({*chunks[i].bucket, chunks[i].begin, chunks[i].count, own.tensors});
-    finish(chunks[i], sources, own);
+    own.places.push_back(std::move(place));
   }
-  for (const Buffers& own : sets_) {
-    for (const Event& write : own.writes) write.wait();
+  const int64_t most = is_here ? bucket.sharded_count : FlatMemory::kPart;
+  for (int64_t begin = 0; begin < bucket.sharded_count; begin += most) {
+    chunks.push_back({buckets.size(), begin, std::min(most, bucket.sharded_count - begin)});
+    ++own.chunks_left;
   }
+  buckets.push_back(std::move(own));
+}
+
+void TierSweep::Run::run() {
+  const at::NoGradGuard no_grad;
+  sets.resize(kSets);
+  try {
+    for (size_t i = 0; i < std::min(kSets - 1, chunks.size()); ++i) start(i);
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (i + kSets - 1 < chunks.size()) start(i + kSets - 1);
+      Set& set = sets[i % kSets];
+      for (const Event& read : set.reads) read.wait();
+      set.reads.clear();
+      work({*buckets[chunks[i].bucket].bucket, chunks[i].begin, chunks[i].count, set.tensors});
+      store(chunks[i], set);
+    }
+    for (size_t i = chunks.size(); i < chunks.size() + kSets; ++i) end(sets[i % kSets]);
+  } catch (...) {
+    give_up(std::current_exception());
+    throw;
+  }
+}
+
+/// What is in flight uses the buffers.
+void TierSweep::Run::give_up(const std::exception_ptr& error) noexcept {
+  for (const Set& set : sets) {
+    for (const Event& read : set.reads) read.settle();
+    for (const Event& write : set.writes) write.settle();
+  }
+  for (OfBucket& own : buckets) {
+    own.places.clear();
+    if (own.chunks_left > 0) own.done.set_exception(error);
+  }
+}
+
+/// The writes of the chunk that had this set before are over.
+void TierSweep::Run::end(Set& set) {
+  if (!set.is_used) return;
+  for (const Event& write : set.writes) write.wait();
+  set.writes.clear();
+  set.tensors.clear();
+  set.is_used = false;
+  OfBucket& own = buckets[set.bucket];
+  if (--own.chunks_left > 0) return;
+  own.places.clear();  // before others go on, so that their memory has returned then
+  own.done.set_value();
+}
+
+void TierSweep::Run::start(size_t index) {
+  const Chunk& chunk = chunks[index];
+  Set& set = sets[index % kSets];
+  end(set);
+  set.bucket = chunk.bucket;
+  set.is_used = true;
+  set.tensors.assign(sources.size(), at::Tensor());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Place& place = buckets[chunk.bucket].places[i];
+    if (!place.is_there) continue;
+    if (place.tier != Tier::device) place.stored.wait();
+    if (place.tier == Tier::host) {
+      set.tensors[i] = place.memory.narrow(0, chunk.begin, chunk.count);
+      continue;
+    }
+    const at::Tensor to = staging[index % kSets][i].narrow(0, 0, chunk.count);
+    set.tensors[i] = to;
+    if (!sources[i].is_read) continue;
+    if (place.tier == Tier::device) {
+      set.reads.push_back(tiers.copy_out(to, place.memory.narrow(0, chunk.begin, chunk.count)));
+      continue;
+    }
+    const auto bytes = static_cast<int64_t>(to.nbytes());
+    tiers.count({.from_disk = bytes});
+    if (tiers.is_meta()) continue;
+    set.reads.push_back(tiers.disk().read(place.block, chunk.begin * to.element_size(), to.data_ptr(), bytes));
+  }
+}
+
+void TierSweep::Run::store(const Chunk& chunk, Set& set) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Place& place = buckets[chunk.bucket].places[i];
+    const at::Tensor& from = set.tensors[i];
+    if (!sources[i].is_written || !from.defined() || place.tier == Tier::host) continue;
+    if (place.tier == Tier::device) {
+      set.writes.push_back(tiers.copy_in(place.memory.narrow(0, chunk.begin, chunk.count), from));
+      continue;
+    }
+    const auto bytes = static_cast<int64_t>(from.nbytes());
+    tiers.count({.to_disk = bytes});
+    if (tiers.is_meta()) continue;
+    set.writes.push_back(tiers.disk().write(place.block, chunk.begin * from.element_size(), from.data_ptr(), bytes));
+  }
+}
+
+TierSweep::~TierSweep() {
+  for (const Event& event : started_) event.settle();
+}
+
+void TierSweep::finish() {
+  const std::vector<Event> all = std::exchange(started_, {});
+  if (!all.empty()) {
+    const TraceSpan span(TraceLog::kWait, "sweep");
+    for (const Event& event : all) event.settle();
+  }
+  given_.clear();
+  for (const Event& event : all) event.wait();
+}
+
+void TierSweep::reserve(const std::vector<Source>& sources) {
+  if (!staging_.empty()) return;
+  const MemoryKindScope kind(MemoryKind::buffers);
+  const int64_t count = std::min(largest_, FlatMemory::kPart);
+  staging_.assign(kSets, std::vector<at::Tensor>(sources.size()));
+  for (std::vector<at::Tensor>& set : staging_) {
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const Source& source = sources[i];
+      const bool is_used = source.on_device || source.flat->defined();
+      if (is_used && tier_of(source) != Tier::host) set[i] = tiers_.host_tensor(count, source.flat->scalar_type());
+    }
+  }
+}
+
+void TierSweep::start(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, Work work) {
+  if (place_ == Tier::device) return run_on_device(buckets, sources, work);
+  reserve(sources);
+  const auto run =
+      std::make_shared<Run>(Run{.tiers = tiers_, .staging = staging_, .sources = sources, .work = std::move(work)});
+  for (const Bucket* bucket : buckets) run->add(*bucket);
+  for (Run::OfBucket& own : run->buckets) {
+    const Event done(own.done.get_future().share());
+    started_.push_back(done);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (!sources[i].on_device) sources[i].flat->set_use(own.bucket->sharded_offset, done);
+      if (sources[i].on_device) given_.push_back(own.places[i].memory);
+    }
+  }
+  started_.push_back(tiers_.run_on_host("optimizer", [run] { run->run(); }));
 }
 
 void TierSweep::run_on_device(std::span<const Bucket* const> buckets, const std::vector<Source>& sources,
                               const Work& work) {
+  struct Buffers {
+    std::vector<at::Tensor> tensors{};  ///< of a bucket, by source
+    std::vector<Event> reads{};
+  };
   const auto begin = [&](const Bucket& bucket) {
     Buffers own;
     own.tensors.resize(sources.size());
     for (size_t i = 0; i < sources.size(); ++i) {
       if (bucket.sharded_count == 0 || !has(sources[i], bucket)) continue;
       if (tier_of(sources[i]) == Tier::device) {
-        own.tensors[i] = resident(sources[i], bucket, 0, bucket.sharded_count);
+        own.tensors[i] = resident(sources[i], bucket);
         continue;
       }
       const MemoryKindScope kind(MemoryKind::buffers);
@@ -161,7 +265,10 @@ void TierSweep::run_on_device(std::span<const Bucket* const> buckets, const std:
     next = k + 1 < buckets.size() ? begin(*buckets[k + 1]) : Buffers();
     const Bucket& bucket = *buckets[k];
     if (bucket.sharded_count == 0) continue;
-    for (const Event& read : own.reads) read.wait();
+    {
+      const TraceSpan span(TraceLog::kWait, "read");
+      for (const Event& read : own.reads) read.wait();
+    }
     work({bucket, 0, bucket.sharded_count, own.tensors});
     for (size_t i = 0; i < sources.size(); ++i) {
       if (!sources[i].is_written || !own.tensors[i].defined() || tier_of(sources[i]) == Tier::device) continue;

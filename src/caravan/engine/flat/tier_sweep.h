@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,16 +12,20 @@
 namespace caravan {
 
 /// Goes over flat buffers of a model that rest on several tiers, and has their elements together in one place: on the
-/// host, part after part, or on the device, bucket after bucket. What comes next is read, and what was written is
-/// stored, while the caller works. On the host it holds three parts of what rests elsewhere, on the device two buckets.
-/// (As the optimizer step of ZeRO-Infinity: Rajbhandari et al., arXiv 2104.07857.)
+/// host, part after part, on a thread of its own; or on the device, bucket after bucket, on the caller's. What comes
+/// next is read, and what was written is stored, during the work. On the host it holds three parts of what rests
+/// elsewhere, on the device two buckets. (As the optimizer step of ZeRO-Infinity: Rajbhandari et al., arXiv
+/// 2104.07857.)
 class TierSweep {
  public:
-  /// `place`: host or device. `tiers` outlives this.
-  TierSweep(Tiers& tiers, Tier place) : tiers_(tiers), place_(place) {}
+  /// `place`: host or device. `largest`: elements of the largest bucket. `tiers` outlives this.
+  TierSweep(Tiers& tiers, Tier place, int64_t largest) : tiers_(tiers), place_(place), largest_(largest) {}
+  ~TierSweep();
+  TierSweep(const TierSweep&) = delete;
+  TierSweep& operator=(const TierSweep&) = delete;
 
   struct Source {
-    const FlatMemory* flat = nullptr;
+    FlatMemory* flat = nullptr;
     std::function<at::Tensor(const Bucket&)> on_device{};  ///< instead of `flat`: a tensor on the device
     bool is_read = true;
     bool is_written = false;
@@ -35,29 +40,25 @@ class TierSweep {
   };
   using Work = std::function<void(const Part&)>;
 
-  /// Calls `work` for all parts of `buckets`, in order.
-  void run(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
+  /// Starts to call `work` for all parts of `buckets`, in order, after earlier sweeps. Until a bucket is done, its flat
+  /// buffers are in use (FlatMemory::set_use). All calls have the same kinds of sources.
+  void start(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, Work work);
+  /// Waits for what has started; throws its error.
+  void finish();
 
  private:
-  struct Chunk {
-    const Bucket* bucket;
-    int64_t begin;
-    int64_t count;
-  };
-  struct Buffers {
-    std::vector<at::Tensor> staging{};  ///< by source, in host memory; undefined where none is needed
-    std::vector<at::Tensor> tensors{};  ///< of the part
-    std::vector<Event> reads{}, writes{};
-  };
-  void run_on_host(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
+  struct Run;
+  struct Buffers;
   void run_on_device(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
-  void start(const Chunk& chunk, const std::vector<Source>& sources, Buffers& buffers);
-  void finish(const Chunk& chunk, const std::vector<Source>& sources, Buffers& buffers);
-  at::Tensor staging(Buffers& buffers, size_t source, int64_t count, const at::TensorOptions& options);
+  void reserve(const std::vector<Source>& sources);
 
   Tiers& tiers_;
   Tier place_;
-  std::vector<Buffers> sets_;
+  int64_t largest_;
+  std::vector<std::vector<at::Tensor>> staging_;  ///< by set and source, in host memory; undefined where none is needed
+  std::vector<Event> started_;                    ///< by bucket, and of the whole
+  std::vector<at::Tensor> given_;                 ///< by Source::on_device; kept until finish(), which frees them at a
+                                                  ///< time that does not depend on the other thread
 };
 
 }  // namespace caravan

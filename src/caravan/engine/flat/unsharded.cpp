@@ -196,6 +196,7 @@ void UnshardedParameters::gather(int group) {
   size_t index = 0;
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || bucket.is_in_place()) continue;
+    state_.source(bucket).wait(bucket.sharded_offset);
     if (!bucket.is_fetched) own.buffers.push_back(take_buffer(bucket));
     const at::Tensor& buffer = own.buffers[index++];
     if (exchange_ != nullptr) {
@@ -211,6 +212,10 @@ void UnshardedParameters::gather(int group) {
 
 void UnshardedParameters::wait(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
+  // A sweep may still be writing what is read in place.
+  for (const Bucket& bucket : state_.layout.buckets()) {
+    if (state_.tiers != nullptr && bucket.group == group) state_.source(bucket).wait(bucket.sharded_offset);
+  }
   finish_loads(own);
   for (const TransferQueue::Ticket& transfer : own.transfers) transfers_.wait(transfer);
   own.transfers.clear();
