@@ -158,6 +158,29 @@ TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
               tiers(kState, "host"));
 }
 
+/// One unit, the tied embedding, is larger than all others, and micro-batches follow each other: what the device holds
+/// does not depend on the speed of links, so that a rehearsal knows it.
+TEST_F(OffloadTest, TheDeviceHoldsWhatIsPredicted) {
+  unsetenv("CARAVAN_PROTECT_HOST");
+  const auto number = [](const std::string& line, const std::string& key) {
+    std::smatch found;
+    EXPECT_TRUE(std::regex_search(line, found, std::regex("\"" + key + "\":([0-9]+)"))) << line;
+    return std::stod(found[1]);
+  };
+  const Keys keys{"data_parallel.technique=zero3", "train.micro_batch=2", "model.vocabulary=3000",
+                  "model.tie_embeddings=true"};
+  for (const char* tier : {"host", "disk"}) {
+    const auto run = train(std::string("wide_") + tier, 2, together({keys, tiers(kState, tier)}), ModelKind::gpt2);
+    for (const std::string& line : log_lines(run)) {
+      if (line.find("predicted_memory_bytes") == std::string::npos) continue;
+      const double predicted = number(line, "predicted_memory_bytes");
+      const double measured = number(line, "peak_memory_bytes");
+      EXPECT_LE(measured, predicted) << tier;
+      EXPECT_GE(measured, 0.92 * predicted) << tier;
+    }
+  }
+}
+
 TEST_F(OffloadTest, TiersOfKindsMayDiffer) {
   const Keys folder{"offload.disk_dirs=" + (runs_ / "tiers").string()};
   expect_same(2, {"data_parallel.technique=zero3", "train.micro_batch=6"},

@@ -201,7 +201,9 @@ void Engine::end_step() {
     strategy_.tiers->check();
     host_guard_ = nullptr;
   }
-  if (mode_ == Mode::recording) pool_->trim();  // the pool held the gradients of all units at once
+  // While a step is recorded, the pool holds the gradients of all units at once. Under offload memory is scarce: the
+  // forward does not keep what only the backward needs.
+  if (mode_ == Mode::recording || strategy_.is_offloaded()) pool_->trim();
   mode_ = Mode::idle;
   last_alone_ = -1;
   for (size_t i = 0; i < sharded_gradients_.size(); ++i) {
@@ -311,6 +313,7 @@ void Engine::reach(const Action& event) {
   weight_work_.reach();
   if (activations_ != nullptr) activations_->settle();
   if (event.kind != Action::Kind::recompute) TraceLog::end_lap();  // a recompute is part of the backward
+  if (event.kind == Action::Kind::forward) gradients_->pass_forward();
   if (event.kind == Action::Kind::backward) {
     weight_work_.begin(event, mode_ == Mode::following && cursor_.has_weight_entry(event));
   }

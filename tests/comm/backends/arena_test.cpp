@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -60,6 +61,25 @@ TEST(Arena, MemoryThatPeersStillReadIsNotReused) {
     EXPECT_TRUE(work.done() || next.get() != place);
     work.wait();
     EXPECT_TRUE(is_zero(next, kBytes)) << "a peer has written into it";
+  });
+}
+
+TEST(Arena, MemoryThatNoOperationUsesIsReused) {
+  std::atomic<bool> may_start{false};
+  run_thread_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    std::shared_ptr<void> used = world->allocate(kBytes);
+    std::shared_ptr<void> unused = world->allocate(kBytes);
+    const void* const place = unused.get();
+    while (world->rank() == 1 && !may_start.load()) std::this_thread::yield();
+    Work work = world->all_reduce_async(floats(used), floats(used), ReduceOp::sum);
+    if (world->rank() == 0) {
+      EXPECT_FALSE(work.done());
+      used.reset();
+      unused.reset();
+      EXPECT_EQ(world->allocate(kBytes).get(), place);
+    }
+    may_start.store(true);
+    work.wait();
   });
 }
 

@@ -1,5 +1,7 @@
 #include "caravan/engine/gradients/gradient_sums.h"
 
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
@@ -34,9 +36,15 @@ void GradientSums::begin_step() {
   }
   for (OfBucket& bucket : buckets_) bucket = {};
   in_flight_.clear();
+  has_older_ = false;
   run_ = nullptr;
   run_count_ = 0;
   is_first_run_ = true;
+}
+
+void GradientSums::finish_older() {
+  if (!std::exchange(has_older_, false)) return;
+  for (const TransferQueue::Ticket& reduction : std::exchange(in_flight_, {})) transfers_.wait(reduction);
 }
 
 at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
@@ -44,6 +52,7 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   at::Tensor& sums = buckets_[static_cast<size_t>(bucket.index)].sums;
   if (sums.defined()) return sums;
   if (sums_in_place(bucket)) return sums = kept(bucket);
+  finish_older();
   sums = pool_.take(bucket.unsharded_count, sum_dtype_);
   clear_gaps(bucket, sums);
   return sums;
@@ -64,6 +73,7 @@ at::Tensor GradientSums::kept(const Bucket& bucket) {
     need_here(bucket);
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
     if (own.kept.defined()) return own.kept;
+    finish_older();
     own.kept = pool_.take(bucket.unsharded_count, state_.gradients.scalar_type());
     clear_gaps(bucket, own.kept);
     return own.kept;

@@ -40,6 +40,9 @@ class GradientSums {
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
   void begin_step();
+  /// A forward runs. Under offload the gradients that follow it wait for the reductions that have begun before, which
+  /// had its time: else sums of two micro-batches would be on the device, or not, as fast as the links are.
+  void pass_forward() noexcept { has_older_ = strategy_.is_offloaded(); }
   GradientSink::Sum sum_of(Parameter& parameter);
   void accumulated(Parameter& parameter);
   void added_early(const Parameter& parameter);
@@ -89,6 +92,7 @@ class GradientSums {
   };
 
   at::Tensor& sums_of(const Bucket& bucket);
+  void finish_older();
   at::Tensor leaf_sum(const Slot& slot);
   void check_early() const;
   void complete(const Bucket& bucket);
@@ -138,6 +142,7 @@ class GradientSums {
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of transient sums
+  bool has_older_ = false;                       ///< they have begun before the last forward
   const Bucket* run_ = nullptr;                  ///< first bucket of the run that has not been sent
   int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements

@@ -1,5 +1,6 @@
 #include "caravan/comm/backends/shared/shared_communicator.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -107,6 +108,17 @@ TaskQueue& SharedCommunicator::queue_of(const Operation& operation) noexcept {
   if (operation.verb == Verb::send) return sends_[static_cast<size_t>(operation.peer)];
   if (operation.verb == Verb::recv) return recvs_[static_cast<size_t>(operation.peer)];
   return collectives_;
+}
+
+bool SharedCommunicator::uses(const std::byte* memory, size_t bytes) const {
+  if (outstanding_ == 0) return false;
+  const auto is_in = [&](const void* data) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    return begin >= memory && begin < memory + bytes;  // a buffer is in one block
+  };
+  const auto is_its = [&](const Operation& operation) { return is_in(operation.in.data) || is_in(operation.out.data); };
+  const auto has = [&](const TaskQueue& queue) { return queue.any_of(is_its); };
+  return has(collectives_) || std::ranges::any_of(sends_, has) || std::ranges::any_of(recvs_, has);
 }
 
 bool SharedCommunicator::advance(TaskQueue& queue) {

@@ -35,6 +35,8 @@ class SharedCommunicator final : public Level {
 
   const RankState& state() const noexcept { return state_; }
   size_t outstanding() const noexcept { return outstanding_; }
+  /// Whether an operation in flight has a buffer in these bytes.
+  bool uses(const std::byte* memory, size_t bytes) const;
   /// A queue that is not empty; outstanding() > 0.
   const TaskQueue& first_queue() const noexcept;
   /// Advances every queue once. True if there was progress. An error of a task ends the communicator.

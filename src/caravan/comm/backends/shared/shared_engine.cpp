@@ -38,9 +38,15 @@ SharedEngine::SharedEngine(std::shared_ptr<Segment> segment, int world_rank, std
     world_ranks_.push_back(rank);
   }
   Doorbell::set_up();
+  arena_->set_is_used([this](const std::byte* memory, size_t bytes) {
+    return std::ranges::any_of(communicators_, [&](const auto* each) { return each->uses(memory, bytes); });
+  });
 }
 
-SharedEngine::~SharedEngine() { segment_->rank(world_rank_).departed.store(1, std::memory_order_release); }
+SharedEngine::~SharedEngine() {
+  arena_->set_is_used(nullptr);  // blocks may outlive this
+  segment_->rank(world_rank_).departed.store(1, std::memory_order_release);
+}
 
 void SharedEngine::remove(SharedCommunicator& communicator) { std::erase(communicators_, &communicator); }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -16,6 +17,11 @@ class TaskQueue {
   const SharedTask& head() const noexcept { return *entries_.front().task; }
   /// The operation of the first task; null if its caller owns it.
   std::shared_ptr<Operation> head_operation() const noexcept { return entries_.front().operation; }
+  /// Whether an operation has a property.
+  template <class Has>
+  bool any_of(const Has& has) const {
+    return std::ranges::any_of(entries_, [&](const Entry& entry) { return has(entry.task->operation()); });
+  }
   /// Counts progress: a wait during which it does not change has made none.
   uint64_t num_moves() const noexcept { return num_moves_; }
 

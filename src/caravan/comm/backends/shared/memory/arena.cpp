@@ -40,6 +40,7 @@ void Arena::throw_no_room(size_t bytes) const {
 }
 
 std::byte* Arena::take(size_t bytes) {
+  reclaim_unused();
   const std::lock_guard lock(mutex_);
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
@@ -135,6 +136,19 @@ void Arena::reclaim() noexcept {
   if (tainted_.load()) return;
   std::erase_if(released_, [&](const Block& block) {
     if (is_in_use(block)) return false;
+    put_back(block);
+    return true;
+  });
+  has_released_.store(!released_.empty());
+}
+
+/// While operations are in flight: what none of them uses. Not shared blocks: operations of other ranks may use them.
+void Arena::reclaim_unused() {
+  if (!has_released_.load() || is_used_ == nullptr || std::this_thread::get_id() != thread_.load()) return;
+  const std::lock_guard lock(mutex_);
+  if (tainted_.load()) return;
+  std::erase_if(released_, [&](const Block& block) {
+    if (block.is_shared || is_used_(segment_->arena(world_rank_) + block.begin, block.bytes)) return false;
     put_back(block);
     return true;
   });

@@ -3,9 +3,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "caravan/comm/backends/shared/memory/segment.h"
@@ -16,11 +19,17 @@ namespace caravan::shared {
 /// freed on any thread.
 ///
 /// Note [deferred free]: peers read and write a block until the operation on it is complete, so a block that is freed
-/// while this rank has operations in flight is not reused before all of them are complete. After a failure a late peer
-/// may still be writing: from then on nothing is reused.
+/// while this rank has operations in flight is not reused before those on it are complete. Only the rank's own thread
+/// can tell which these are (`is_used`): it asks when it allocates; when the last operation ends, all blocks are free.
+/// After a failure a late peer may still be writing: from then on nothing is reused.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena(std::shared_ptr<Segment> segment, int world_rank);
+
+  /// Whether an operation in flight has buffers in these bytes; null: that is unknown, so any may. Called on the rank's
+  /// own thread.
+  using IsUsed = std::function<bool(const std::byte* memory, size_t bytes)>;
+  void set_is_used(IsUsed is_used) { is_used_ = std::move(is_used); }
 
   /// Null if the arena has no room left. Throws ResourceError if this is more than the process can use, or if the
   /// kernel has no memory left.
@@ -32,6 +41,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   /// Called on the rank's own thread around every operation.
   void begin_operation() noexcept {
+    if (thread_.load(std::memory_order_relaxed) == std::thread::id()) thread_.store(std::this_thread::get_id());
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
   void end_operations(uint32_t count) noexcept;
@@ -56,12 +66,15 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void populate_or_throw(std::byte* memory, const Block& block);
   void release(const Block& block) noexcept;
   void reclaim() noexcept;
+  void reclaim_unused();
   void put_back(const Block& block) noexcept;
   bool is_in_use(const Block& block) const noexcept;
 
   std::shared_ptr<Segment> segment_;
   int world_rank_;
-  size_t max_bytes_;  // of memory that the process can use
+  size_t max_bytes_;                       // of memory that the process can use
+  std::atomic<std::thread::id> thread_{};  // the rank's own, once it has begun an operation
+  IsUsed is_used_;
   std::atomic<uint32_t> in_flight_{0};
   std::atomic<bool> tainted_{false};
   std::atomic<bool> has_released_{false};
