@@ -26,6 +26,16 @@ at::Tensor no_gradient(const Parameter& parameter) {
   return none;
 }
 
+/// The .grad of a parameter whose gradient rests on disk. Reading it throws.
+at::Tensor gradient_on_disk(const Slot& slot, const at::TensorOptions& options) {
+  at::Tensor none = without_memory(slot.sharded_shape, options);
+  if (none.is_meta()) return none;
+  take_away(none, fmt::format("[gradient] {}: rests on disk. do: use an optimizer of this library "
+                              "(caravan/optim/optimizer.h), or offload gradients to the host",
+                              slot.parameter->name()));
+  return none;
+}
+
 const std::string& name_of(const Units& units, int unit) { return units.units[static_cast<size_t>(unit)].name; }
 
 std::string_view path_of(Action::Kind kind) {
@@ -71,9 +81,10 @@ Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options
     const bool is_trained = slot.parameter->requires_grad();
     if (is_trained) trained_.push_back(slot.parameter);
     // Detached: torch's zero_grad refuses views that autograd tracks.
-    const bool has_view = is_trained && !state_.gradients.is_on_disk();
-    sharded_gradients_.push_back(has_view ? state_.layout.view(state_.gradients, *slot.parameter).detach()
-                                          : at::Tensor());
+    sharded_gradients_.push_back(!is_trained ? at::Tensor()
+                                 : state_.gradients.is_on_disk()
+                                     ? gradient_on_disk(slot, state_.gradients.options())
+                                     : state_.layout.view(state_.gradients, *slot.parameter).detach());
     no_gradients_.push_back(is_trained ? no_gradient(*slot.parameter) : at::Tensor());
   }
   for (Parameter* parameter : trained_) parameter->set_sink(this);

@@ -8,6 +8,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include "caravan/base/trace/path_log.h"
+#include "caravan/engine/flat/tier_sweep.h"
 #include "caravan/optim/exact_sum.h"
 #include "caravan/optim/kernels.h"
 
@@ -88,11 +90,29 @@ double sum_of_squares(const at::Tensor& flat) {
 
 double clip_scale(double norm, double max_norm) { return max_norm > 0 && norm > max_norm ? max_norm / norm : 1; }
 
-void clip_grad_norm(FlatState& state, double norm, double max_norm) {
-  const at::NoGradGuard no_grad;
-  const double scale = clip_scale(norm, max_norm);
+void scale_gradients(FlatState& state, double scale) {
   if (scale == 1) return;
-  for (const FlatMemory::Piece& piece : state.gradients.pieces()) piece.memory.mul_(scale);
+  const at::NoGradGuard no_grad;
+  if (!state.gradients.is_on_disk()) {
+    for (const FlatMemory::Piece& piece : state.gradients.pieces()) piece.memory.mul_(scale);
+    return;
+  }
+  count_path("gradients scaled on disk");
+  std::vector<const Bucket*> buckets;
+  int64_t largest = 0;
+  for (const Bucket& bucket : state.layout.buckets()) {
+    if (!bucket.is_trained || bucket.sharded_count == 0) continue;
+    buckets.push_back(&bucket);
+    largest = std::max(largest, bucket.sharded_count);
+  }
+  TierSweep sweep(*state.tiers, Tier::host, largest);
+  sweep.start(buckets, {{.flat = &state.gradients, .is_written = true}},
+              [scale](const TierSweep::Part& part) { part.tensors[0].mul_(scale); });
+  sweep.finish();
+}
+
+void clip_grad_norm(FlatState& state, double norm, double max_norm) {
+  scale_gradients(state, clip_scale(norm, max_norm));
 }
 
 }  // namespace caravan

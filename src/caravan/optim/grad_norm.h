@@ -40,7 +40,9 @@ double sum_of_squares(const at::Tensor& flat);
 
 /// The factor that reduces `norm`, a grad_norm, to at most `max_norm`; Optimizer::step takes it. 1 if max_norm <= 0.
 double clip_scale(double norm, double max_norm);
-/// Scales the gradients in place by clip_scale, for an optimizer that takes no scale.
+/// Scales the gradients where they rest.
+void scale_gradients(FlatState& state, double scale);
+/// The same by clip_scale, for an optimizer that takes no scale.
 void clip_grad_norm(FlatState& state, double norm, double max_norm);
 
 }  // namespace caravan

@@ -97,8 +97,10 @@ at::Tensor UnshardedParameters::sharded_of(const Slot& slot) const {
   if (!state_.values.is_on_disk()) return state_.layout.view(state_.values, *slot.parameter).detach();
   at::Tensor none = without_memory(slot.sharded_shape, state_.values.options());
   if (none.is_meta()) return none;
-  take_away(none, fmt::format("[parameter] {}: rests on disk. do: read it from a checkpoint, or offload to the host",
-                              slot.parameter->name()));
+  take_away(none,
+            fmt::format("[parameter] {}: rests on disk. do: read it from a checkpoint, update it with an optimizer of "
+                        "this library (caravan/optim/optimizer.h), or offload to the host",
+                        slot.parameter->name()));
   return none;
 }
 
