@@ -15,6 +15,7 @@
 #include "caravan/comm/calls/same.h"
 #include "caravan/formats/checkpoint/publish.h"
 #include "caravan/formats/checkpoint/state_checkpoint.h"
+#include "caravan/optim/optimizer.h"
 #include "caravan/session/optimizer_record.h"
 #include "caravan/session/optimizer_state.h"
 
@@ -52,11 +53,17 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
   state_.add(*optimizer_);
 }
 
+ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, Optimizer& optimizer, int64_t keep)
+    : ModuleCheckpoint(std::move(run), engine, nullptr, keep) {
+  own_optimizer_ = &optimizer;
+  state_.add(optimizer);
+}
+
 ModuleCheckpoint::~ModuleCheckpoint() = default;
 
 void ModuleCheckpoint::add_scheduler(torch::optim::LRScheduler& scheduler) {
   if (!optimizer_) {
-    throw UsageError({"checkpoint", "add_scheduler", "there is no optimizer that the scheduler could be of",
+    throw UsageError({"checkpoint", "add_scheduler", "there is no optimizer of torch::optim that it could be of",
                       engine_.mesh().where(), "give the optimizer to the constructor"});
   }
   optimizer_->add_scheduler(scheduler);
@@ -91,7 +98,9 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
   check_same_on_all_ranks(world, "checkpoint", facts);
   on_rank_0(
       world, [&] { take_folder(/*starts=*/true); }, "checkpoint");
-  CheckpointInfo info{.step = progress.step, .optimizer_steps = progress.step, .counters = progress.counters};
+  CheckpointInfo info{.step = progress.step,
+                      .optimizer_steps = own_optimizer_ != nullptr ? own_optimizer_->num_steps() : progress.step,
+                      .counters = progress.counters};
   if (optimizer_) info.optimizer = record_of(*optimizer_, parameters_, world);
   if (optimizer_) optimizer_->agree(world);
   return save_checkpoint(run_, info, checkpoint_pieces(state_, engine_.mesh()), world, keep_);
@@ -135,7 +144,7 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
   const OptimizerRecord own = optimizer_ ? record_of(*optimizer_, parameters_, world) : OptimizerRecord{};
   if (optimizer_) optimizer_->agree(world);
   StateReader::Options options;
-  if (!optimizer_) options.may_leave_out = is_training_state;
+  if (!optimizer_ && own_optimizer_ == nullptr) options.may_leave_out = is_training_state;
   StateReader state(state_, engine_.mesh(), *reader, options);
   all_or_none(
       world,
@@ -152,6 +161,7 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
       [&] {
         state.read();
         if (optimizer_) restore_record(info.optimizer, *optimizer_, parameters_);
+        if (own_optimizer_ != nullptr) own_optimizer_->set_num_steps(info.optimizer_steps);
         engine_.state().bump_version();
         if (world.rank() == 0) set_later_aside(checkpoint, info.step);
       },
@@ -168,13 +178,16 @@ void ModuleCheckpoint::set_later_aside(const fs::path& checkpoint, int64_t step)
 }
 
 void ModuleCheckpoint::refuse_other_kind(const CheckpointReader& reader) const {
-  const std::string prefix = optimizer_ ? fmt::format("{}{}.", kOptimizerTensors, optimizer_->kind()) : "";
+  if (!optimizer_ && own_optimizer_ == nullptr) return;
   for (const auto& [name, tensor] : reader.manifest().tensors) {
-    if (!optimizer_ || !name.starts_with(kOptimizerTensors) || name.starts_with(prefix)) continue;
+    if (!name.starts_with(kOptimizerTensors)) continue;
     const size_t start = std::string_view(kOptimizerTensors).size();
+    const std::string word = name.substr(start, name.find('.', start) - start);
+    const std::string saved = is_kind_of_torch(word) ? word : "", own = optimizer_ ? optimizer_->kind() : "";
+    if (saved == own) continue;
+    const auto text = [](const std::string& kind) { return kind.empty() ? "one of this library" : kind; };
     throw DataError({"checkpoint", "optimizer",
-                     fmt::format("its state is that of {}, but the optimizer is {}",
-                                 name.substr(start, name.find('.', start) - start), optimizer_->kind()),
+                     fmt::format("its state is that of {}, but the optimizer is {}", text(saved), text(own)),
                      engine_.mesh().where(), "use the same optimizer, or none to load the module alone"});
   }
 }

@@ -19,6 +19,7 @@ class Optimizer;
 
 namespace caravan {
 
+class Optimizer;
 class OptimizerState;
 
 /// How far a program of one's own has come.
@@ -56,6 +57,9 @@ class ModuleCheckpoint {
   /// in stages, of which no rank has all.
   ModuleCheckpoint(std::filesystem::path run, Engine& engine, torch::optim::Optimizer* optimizer = nullptr,
                    int64_t keep = 2);
+  /// With an optimizer of this library, wherever its state rests. Its options are not compared; the learning rate is
+  /// that of each step.
+  ModuleCheckpoint(std::filesystem::path run, Engine& engine, Optimizer& optimizer, int64_t keep = 2);
   ~ModuleCheckpoint();
 
   /// Saves the steps that `scheduler` has counted, and restores them: it goes on where it was. `scheduler` is of the
@@ -86,7 +90,8 @@ class ModuleCheckpoint {
   std::filesystem::path run_;
   Engine& engine_;
   std::vector<Parameter*> parameters_;
-  std::unique_ptr<OptimizerState> optimizer_;  ///< null: none
+  std::unique_ptr<OptimizerState> optimizer_;  ///< null: none of torch::optim
+  Optimizer* own_optimizer_ = nullptr;         ///< null: none of this library
   TrainingState state_;
   int64_t keep_;
   FileLock lock_;          ///< on rank 0, once it writes

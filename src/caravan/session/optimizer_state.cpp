@@ -157,6 +157,10 @@ View view_of(const OptimizerKind& kind, optim::Optimizer& optimizer, const at::T
 
 }  // namespace
 
+bool is_kind_of_torch(const std::string& name) {
+  return std::ranges::any_of(kinds(), [&](const OptimizerKind& kind) { return kind.name == name; });
+}
+
 OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Parameter*> parameters)
     : optimizer_(optimizer),
       kind_(&kind_of(optimizer)),

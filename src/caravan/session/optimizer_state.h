@@ -18,6 +18,9 @@ namespace caravan {
 
 struct OptimizerKind;
 
+/// Whether checkpoints name a kind of torch's optimizers so.
+bool is_kind_of_torch(const std::string& name);
+
 /// What an optimizer of torch::optim keeps for the parameters of a model on this rank: of SGD, Adam, AdamW, Adagrad and
 /// RMSprop.
 class OptimizerState final : public StateOwner {

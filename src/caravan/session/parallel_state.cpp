@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/module/finite.h"
@@ -53,6 +54,28 @@ ParallelModel::State::State(std::unique_ptr<ModuleAdapter> adapted, Module& mode
       Module::Place::outermost);
 }
 
+ParallelModel::State::~State() {
+  if (counter != nullptr) counter->set_budget(0);
+}
+
+void ParallelModel::State::set_budget(int64_t bytes) {
+  if (bytes == 0 || is_meta()) return;
+  MemoryCounter& own = MemoryCounter::current();
+  all_or_none(
+      mesh.world(),
+      [&] {
+        if (own.live_bytes() <= bytes) return;
+        throw ResourceError({"parallelize", "offload.device_budget",
+                             fmt::format("a rank holds {} before the first step, but may use {}",
+                                         format_bytes(own.live_bytes()), format_bytes(bytes)),
+                             mesh.where(), "raise it, offload more, or use fsdp() over more ranks"});
+      },
+      "device budget");
+  counter = &own;
+  own.set_event("a step");
+  own.set_budget(bytes);
+}
+
 void ParallelModel::State::check_same(const at::Tensor& x, const at::Tensor& y, bool is_whole) const {
   if (step != 0 || x.is_meta()) return;
   const Layout& rows = engine.strategy().batch_layout;
@@ -80,7 +103,8 @@ void ParallelModel::State::check_whole_outputs(const char* op) const {
 void ParallelModel::State::check_finite() {
   const auto check = [&] {
     for (const Parameter* parameter : engine.model().parameters()) {
-      if (all_finite(parameter->sharded())) continue;
+      const FlatState& flat = engine.state();
+      if (all_finite(flat.layout.read(flat.values, *parameter))) continue;
       throw NumericsError({"save", parameter->name(), "the weights are not finite, and are not saved", mesh.where(),
                            "continue from an older checkpoint, with a lower learning rate or clip_grad_norm()"});
     }
@@ -88,8 +112,28 @@ void ParallelModel::State::check_finite() {
   all_or_none(mesh.world(), check, "finite weights");
 }
 
+void ParallelModel::State::check_may_attach() const {
+  if (!checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
+  if (optimizer != nullptr || own_optimizer != nullptr)
+    refuse_model("attach", "the model has an optimizer", "attach one");
+}
+
+void ParallelModel::State::check_in_memory(const char* op) const {
+  const FlatState& flat = engine.state();
+  if (!flat.values.is_on_disk() && !flat.gradients.is_on_disk()) return;
+  refuse_model(op,
+               fmt::format("{} rest on disk, which no optimizer of torch::optim can update",
+                           flat.values.is_on_disk() ? "parameters" : "gradients"),
+               "use one of this library, as in AdamW optimizer(model.engine().state()), or offload them to \"host\"");
+}
+
 double ParallelModel::State::run_step(const std::function<MicroBatch(int)>& batch_of) {
+  if (engine.state().gradients.is_on_disk()) {
+    norm.emplace(mesh);
+    engine.gradients().set_watch([this](const Slot& slot, const at::Tensor& gradient) { norm->add(slot, gradient); });
+  }
   const double loss = runner.run_step(static_cast<int>(options.micro_batches), batch_of);
+  engine.gradients().set_watch({});
   ++step;
   if (is_meta()) return 0;
   at::Tensor all = at::scalar_tensor(engine.strategy().counts_loss(mesh) ? loss : 0.0, at::kDouble).reshape({1});
@@ -128,6 +172,7 @@ void ParallelModel::State::begin_forward(int64_t rows) {
   backward_watch.reset();
   if (checks_loss()) backward_watch = std::make_unique<BackwardWatch>();
   if (num_forwards == 0) {
+    norm.reset();
     if (step == 0 && rows >= 0) check_rows(rows);
     num_losses = 0;
     engine.begin_step(static_cast<int>(options.micro_batches));
@@ -154,16 +199,23 @@ void ParallelModel::State::end_backward() {
 }
 
 void ParallelModel::State::scale_gradients() {
-  const at::NoGradGuard no_grad;
   // A loss of several forwards is one part.
   const double scale = gradient_scale() * static_cast<double>(options.micro_batches) / static_cast<double>(num_losses);
-  for (const FlatMemory::Piece& piece : engine.state().gradients.pieces()) piece.memory.mul_(scale);
+  caravan::scale_gradients(engine.state(), scale);
+}
+
+double ParallelModel::State::norm_of_gradients() {
+  if (!norm) return grad_norm(engine.state(), mesh);
+  const double found = norm->finish(mesh.world());
+  norm.reset();  // clipping changes it
+  return found;
 }
 
 ModuleCheckpoint& ParallelModel::State::checkpoint_in(const std::filesystem::path& run) {
   std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[key_of_run(run)];
   if (!checkpoint) {
-    checkpoint = std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
+    checkpoint = own_optimizer != nullptr ? std::make_unique<ModuleCheckpoint>(run, engine, *own_optimizer)
+                                          : std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
     for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
   }
   return *checkpoint;

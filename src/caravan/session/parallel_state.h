@@ -5,10 +5,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/engine/stages/stage_runner.h"
+#include "caravan/optim/grad_norm.h"
 #include "caravan/session/loss_check.h"
 #include "caravan/session/parallelize.h"
 
@@ -21,6 +24,10 @@ namespace caravan {
 struct ParallelModel::State : std::enable_shared_from_this<State> {
   State(std::unique_ptr<ModuleAdapter> adapted, Module& model, const Mesh& on, Strategy strategy,
         const ParallelOptions& given, at::Device device);
+  ~State();
+
+  /// From here on the device holds at most `bytes`; 0: no limit. Throws ResourceError on every rank if one holds more.
+  void set_budget(int64_t bytes);
 
   uint64_t seed() const { return options.seed.value_or(1); }
   /// Ranks of dp, times micro-batches.
@@ -40,6 +47,10 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   /// Throws NumericsError on every rank unless all weights are finite.
   void check_finite();
 
+  void check_may_attach() const;
+  /// What torch::optim updates has memory.
+  void check_in_memory(const char* op) const;
+
   double run_step(const std::function<MicroBatch(int)>& batch_of);
   /// The output of the last stage, on every rank of the pipeline.
   at::Tensor from_last_stage(const at::Tensor& output) const;
@@ -50,6 +61,8 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   void see_gradient(const std::shared_ptr<bool>& is_reached);
   void end_backward();
   void scale_gradients();
+  /// Of the gradients of all ranks.
+  double norm_of_gradients();
 
   ModuleCheckpoint& checkpoint_in(const std::filesystem::path& run);
 
@@ -67,7 +80,10 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   int64_t num_losses = 0;                           ///< losses whose backward() was called in the step
   int last_backward = -1;                           ///< graph task of the last one
   std::unique_ptr<BackwardWatch> backward_watch{};  ///< from a forward of the first step until the next forward
+  std::optional<GradNorm> norm{};                   ///< of the last step, if its gradients went to disk
+  MemoryCounter* counter = nullptr;                 ///< whose budget is set; null: no limit
   torch::optim::Optimizer* optimizer = nullptr;
+  Optimizer* own_optimizer = nullptr;
   std::vector<torch::optim::LRScheduler*> schedulers{};
   std::map<std::filesystem::path, std::unique_ptr<ModuleCheckpoint>> checkpoints{};  ///< by run
   std::map<std::filesystem::path, int64_t> last_steps{};                             ///< loaded or saved, by run

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/session/parallel_state.h"
@@ -39,6 +40,7 @@ ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::ve
   strategy.buffers = options.buffers;
   strategy.has_static_shapes = options.has_static_shapes;
   state_ = std::make_shared<State>(std::move(adapter), model, mesh, std::move(strategy), options, device);
+  state_->set_budget(parse_bytes(choice.offload.text("device_budget")).value_or(0));
 }
 
 ParallelModel::~ParallelModel() = default;
@@ -163,7 +165,10 @@ at::Tensor ParallelModel::evaluate(const at::Tensor& input) {
   return state.is_pipelined() ? state.from_last_stage(output) : output;
 }
 
-std::vector<at::Tensor> ParallelModel::parameters() const { return state_->engine.parameters(); }
+std::vector<at::Tensor> ParallelModel::parameters() const {
+  state_->check_in_memory("parameters");
+  return state_->engine.parameters();
+}
 
 std::vector<at::Tensor> ParallelModel::whole_parameters() const {
   const Mesh& mesh = state_->mesh;
@@ -184,16 +189,20 @@ std::vector<at::Tensor> ParallelModel::whole_parameters() const {
 }
 
 double ParallelModel::clip_grad_norm(double max_norm) {
-  FlatState& flat = state_->engine.state();
-  const double norm = grad_norm(flat, state_->mesh);
-  caravan::clip_grad_norm(flat, norm, max_norm);
+  const double norm = state_->norm_of_gradients();
+  caravan::clip_grad_norm(state_->engine.state(), norm, max_norm);
   return norm;
 }
 
 void ParallelModel::attach(torch::optim::Optimizer& optimizer) {
-  if (!state_->checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
-  if (state_->optimizer != nullptr) refuse_model("attach", "the model has an optimizer", "attach one");
+  state_->check_may_attach();
+  state_->check_in_memory("attach");
   state_->optimizer = &optimizer;
+}
+
+void ParallelModel::attach(Optimizer& optimizer) {
+  state_->check_may_attach();
+  state_->own_optimizer = &optimizer;
 }
 
 void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {

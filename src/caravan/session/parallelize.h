@@ -15,6 +15,8 @@
 
 namespace caravan {
 
+class Optimizer;
+
 struct ParallelOptions {
   /// Micro-batches of a step, whose gradients add up (gradient accumulation): with a pipeline what its ranks work on at
   /// once. Only the last backward of a step reduces gradients (PyTorch's no_sync). Not 0.
@@ -70,8 +72,9 @@ class ParallelModel {
   /// Every rank calls it.
   at::Tensor evaluate(const at::Tensor& input);
 
-  /// What an optimizer updates: pieces of this rank, with .grad after a step. An optimizer that is not element-wise
-  /// takes whole_parameters().
+  /// What an optimizer of torch::optim updates: pieces of this rank, with .grad after a step. An optimizer that is not
+  /// element-wise takes whole_parameters(). Throws UsageError for parameters or gradients on disk: an optimizer of this
+  /// library updates them there (optim/optimizer.h: `AdamW optimizer(model.engine().state())`).
   std::vector<at::Tensor> parameters() const;
   /// The same for an optimizer that needs whole matrices, such as Muon or Shampoo. Throws UsageError, naming the first
   /// parameter and the technique, where a rank has a part of it.
@@ -80,9 +83,10 @@ class ParallelModel {
   /// After a step, on every rank. All-reduces 560 bytes.
   double clip_grad_norm(double max_norm);
 
-  /// The optimizer and the schedulers whose state checkpoints keep, before the first load() or save(): see
-  /// ModuleCheckpoint, which says what it throws.
+  /// The optimizer, of torch::optim or of this library, and the schedulers whose state checkpoints keep, before the
+  /// first load() or save(): see ModuleCheckpoint, which says what it throws.
   void attach(torch::optim::Optimizer& optimizer);
+  void attach(Optimizer& optimizer);
   void attach(torch::optim::LRScheduler& scheduler);
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);

@@ -11,6 +11,7 @@
 #include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
 #include "caravan/registry/registry.h"
+#include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
 namespace {
@@ -52,9 +53,6 @@ class Chosen {
       return;
     }
     Setting* const place = place_of(family);
-    if (family == "tiling") {  // the records of torch's optimizers name whole parameters
-      refuse_choice("tiling", "is for recipes", "use `caravan train`, or add_tiling() and an Engine");
-    }
     if (place == nullptr) {
       refuse_choice(std::string(family), "is not a technique of a model", "pass it to what makes the optimizer");
     }
@@ -88,6 +86,22 @@ class Chosen {
     if (!wrong.empty()) refuse_choice("micro_batches", wrong, "use fewer");
   }
 
+  /// A module computes with its own tensors: nothing can put a part of one in the place of the whole.
+  void check_tiles(bool is_own) const {
+    if (!is_own || choice_.tiling.whole("tiles") == 1) return;
+    refuse_choice("tiling", "the weights of a torch::nn::Module are whole tensors, with which its forward computes",
+                  "make several layers of the large one, each a unit (in_units), or use a Model of this library");
+  }
+
+  void check_tiers() const {
+    for (const char* kind : kOffloadKinds) {
+      if (choice_.offload.text(kind) != "auto") continue;
+      refuse_choice(choice_.offload.full_name(kind), "is \"auto\", but without a batch no step can be rehearsed",
+                    "name \"host\" or \"disk\", the optimizer first, then gradients, parameters and activations; "
+                    "inspect() tells what a rank then needs");
+    }
+  }
+
   void check_steps() const {
     check_whole_gradient(choice_.data_parallel);
     if (choice_.pipeline.is_used()) check_whole_gradient(choice_.pipeline.schedule);
@@ -100,16 +114,20 @@ class Chosen {
     if (is_own && choice_.recompute.reads("modules")) patterns_inside(choice_.recompute.texts("modules"), model, true);
   }
 
-  StrategyChoice take() { return std::move(choice_); }
+  /// Gradients are whole between a step and the update, for clip_grad_norm() and torch::optim.
+  StrategyChoice take() {
+    choice_.waits_for_norm = true;
+    return std::move(choice_);
+  }
 
  private:
   bool has(std::string_view family) const { return std::ranges::find(families_, family) != families_.end(); }
 
   /// Null for a family that is not about a model.
   Setting* place_of(std::string_view family) {
-    for (Setting* place :
-         {&choice_.data_parallel, &choice_.hook, &choice_.recompute, &choice_.pipeline.schedule,
-          &choice_.tensor_parallel.kind, &choice_.context_parallel.kind, &choice_.expert_parallel.kind}) {
+    for (Setting* place : {&choice_.data_parallel, &choice_.hook, &choice_.recompute, &choice_.offload, &choice_.tiling,
+                           &choice_.pipeline.schedule, &choice_.tensor_parallel.kind, &choice_.context_parallel.kind,
+                           &choice_.expert_parallel.kind}) {
       if (place->family().name == family) return place;
     }
     return nullptr;
@@ -134,6 +152,8 @@ StrategyChoice choice_of(const std::vector<Technique>& techniques, Module& model
   chosen.set_degrees(mesh);
   chosen.set_micro_batches(micro_batches);
   chosen.check_steps();
+  chosen.check_tiers();
+  chosen.check_tiles(is_own);
   chosen.check_patterns(model, is_own);
   return chosen.take();
 }

@@ -35,6 +35,23 @@ Setting recompute(const RecomputeChoice& choice) {
   return {"recompute", "modules", {{"modules", choice.modules}}};
 }
 
+Setting offload(const OffloadChoice& choice) {
+  std::vector<std::pair<std::string, RecipeValue>> values{{"optimizer", choice.optimizer},
+                                                          {"gradients", choice.gradients},
+                                                          {"parameters", choice.parameters},
+                                                          {"activations", choice.activations}};
+  if (!choice.disk_dirs.empty()) values.emplace_back("disk_dirs", choice.disk_dirs);
+  if (!choice.device_budget.empty()) values.emplace_back("device_budget", choice.device_budget);
+  if (choice.prefetch != OffloadChoice().prefetch) values.emplace_back("prefetch", choice.prefetch);
+  return {"offload", "offload_tiers", values};
+}
+
+Setting tiling(const TilingChoice& choice) {
+  std::vector<std::pair<std::string, RecipeValue>> values{{"tiles", choice.tiles}};
+  if (!choice.modules.empty()) values.emplace_back("modules", choice.modules);
+  return {"tiling", "tiled_rows", values};
+}
+
 PrecisionChoice mixed_precision(const MixedPrecision& choice) {
   return {.compute = choice.compute, .gradients = choice.gradients, .reduce = choice.reduce};
 }

@@ -53,6 +53,28 @@ struct RecomputeChoice {
 };
 Setting recompute(const RecomputeChoice& choice = {});
 
+/// Where state and activations rest while the device does not need them: "none" (the device), "host" or "disk"
+/// (techniques/offload/offload.h, docs/offload.md). An optimizer of torch::optim steps parameters and gradients in host
+/// memory; with those on disk use one of this library, whose moments rest where `optimizer` says:
+///   AdamW optimizer(model.engine().state(), {.weight_decay = 0.01});    // caravan/optim/optimizer.h
+struct OffloadChoice {
+  std::string parameters = "none";
+  std::string gradients = "none";
+  std::string optimizer = "none";  ///< moments of an optimizer of this library, and fp32 parameters
+  std::string activations = "none";
+  std::vector<std::string> disk_dirs{};  ///< folders on local disks, over which data is striped
+  std::string device_budget{};           ///< the most that the device of a rank may hold in a step, such as "1.5G"
+  int64_t prefetch = 1;                  ///< units loaded ahead
+};
+Setting offload(const OffloadChoice& choice);
+
+/// Weights of a Model of this library are cut into tiles of rows (techniques/tiling/tiling.h, docs/tiling.md).
+struct TilingChoice {
+  int64_t tiles = 4;
+  std::vector<std::string> modules{};  ///< patterns; empty: all layers that can be cut
+};
+Setting tiling(const TilingChoice& choice = {});
+
 /// Layers compute in bf16, parameters and moments are stored in fp32 (docs/precision.md).
 struct MixedPrecision {
   std::string compute = "bf16";

@@ -80,8 +80,8 @@ Worst worst_of(ParallelModel& model, const Gradients& want, int& num_parameters)
     const Box box = local_box(parameter->global_shape(), parameter->sharded_layout(), model.mesh(), parameter->name());
     const at::Tensor b = piece_of(found->second, box).to(at::kDouble);
     if (b.numel() == 0) continue;
-    const at::Tensor& gradient = parameter->sharded().grad();
-    const at::Tensor a = gradient.defined() ? gradient.to(at::kDouble).view(b.sizes()) : at::zeros_like(b);
+    const FlatState& flat = model.engine().state();
+    const at::Tensor a = flat.layout.read(flat.gradients, *parameter).to(at::kDouble).view(b.sizes());
     const double floor = kFloor * largest * std::sqrt(static_cast<double>(b.numel()));
     const Verdict verdict = judge(a, b, floor, kMultiple);
     if (!(verdict.error <= worst.error)) {  // also if it is not a number
@@ -277,6 +277,8 @@ std::string inspect(const Trainable& net, PlannedRanks ranks, const std::vector<
       calls += sent.calls;
       bytes += sent.bytes;
     }
+    if (found.host.total() > 0) text += fmt::format("  in host memory {:>9}\n", format_bytes(found.host.total()));
+    if (found.disk_bytes > 0) text += fmt::format("  on disk {:>16}\n", format_bytes(found.disk_bytes));
     for (const auto& [what, sum] : sums) {
       text += fmt::format("  sends over {}, {}: {:g} calls, {}\n", what.first, name(what.second), sum.first,
                           format_bytes(std::llround(sum.second)));
