@@ -151,7 +151,7 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
       [&] {
         // Of another module, check() lists the tensors.
         const bool has_all = std::ranges::all_of(
-            parameters_, [&](const Parameter* one) { return reader->manifest().tensors.contains(one->name()); });
+            parameters_, [&](const Parameter* one) { return reader->manifest().tensors.contains(one->whole_name()); });
         if (optimizer_ && has_all) check_record(info.optimizer, own, *optimizer_, parameters_);
         state.check();
       },

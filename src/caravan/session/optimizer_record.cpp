@@ -111,12 +111,12 @@ std::vector<std::optional<double>> saved_lrs(const OptimizerRecord& saved, const
   for (const std::vector<size_t>& group : optimizer.groups()) {
     std::optional<double> lr;
     for (const size_t i : group) {
-      const double its = options.at(parameters[i]->name())->at(kLr);
+      const double its = options.at(parameters[i]->whole_name())->at(kLr);
       if (!lr) lr = its;
       if (its == *lr) continue;
       throw DataError({"checkpoint", fmt::format("optimizer, group {}", lrs.size()),
                        fmt::format("was saved with learning rate {} for {} and {} for {}", *lr,
-                                   parameters[group.front()]->name(), its, parameters[i]->name()),
+                                   parameters[group.front()]->whole_name(), its, parameters[i]->whole_name()),
                        "", "give the optimizer the groups of the program that saved it"});
     }
     lrs.push_back(lr);
@@ -132,6 +132,7 @@ OptimizerRecord record_of(const OptimizerState& optimizer, const std::vector<Par
   std::vector<int64_t> bits = option_bits(optimizer, parameters);
   take_maxima(world, bits, "optimizer options");
   std::map<std::vector<int64_t>, size_t> groups;
+  std::map<std::string, size_t> group_of;  // whole tensors, of which tiles have the same options
   OptimizerRecord record{.kind = optimizer.kind(), .schedulers = optimizer.scheduler_steps()};
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::vector<int64_t> own;
@@ -150,7 +151,9 @@ OptimizerRecord record_of(const OptimizerState& optimizer, const std::vector<Par
     if (own.empty()) continue;
     const auto [found, is_new] = groups.emplace(own, groups.size());
     if (is_new) record.groups.push_back({std::move(options), {}});
-    record.groups[found->second].parameters.push_back(parameters[i]->name());
+    const auto [whole, is_first] = group_of.emplace(parameters[i]->whole_name(), found->second);
+    if (is_first) record.groups[found->second].parameters.push_back(whole->first);
+    if (whole->second != found->second) refuse_option("options", *parameters[i], "tiles of one tensor differ");
   }
   return record;
 }

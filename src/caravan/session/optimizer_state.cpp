@@ -1,6 +1,7 @@
 #include "caravan/session/optimizer_state.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include <ATen/ops/tensor.h>
@@ -224,25 +225,39 @@ void OptimizerState::agree(Communicator& world) {
 }
 
 void OptimizerState::walk(const Visit& visit) {
+  std::map<std::string, std::vector<size_t>> tiles;  // of a whole tensor; most are one
   for (size_t i = 0; i < agreed_masks_.size(); ++i) {
-    if (agreed_masks_[i] == 0) continue;
-    const std::string& of = parameters_[i]->name();
-    std::vector<at::Tensor> tensors(kind_->fields.size());
-    for (size_t field = 0; field < tensors.size(); ++field) {
+    if (agreed_masks_[i] != 0) tiles[parameters_[i]->whole_name()].push_back(i);
+  }
+  for (size_t i = 0; i < agreed_masks_.size(); ++i) {
+    const auto found = tiles.find(parameters_[i]->whole_name());
+    if (found != tiles.end() && found->second.front() == i) walk_whole(found->first, found->second, visit);
+  }
+}
+
+void OptimizerState::walk_whole(const std::string& of, const std::vector<size_t>& tiles, const Visit& visit) {
+  std::vector<std::vector<at::Tensor>> tensors;  // by tile and field
+  int64_t steps = kNone;
+  for (const size_t i : tiles) {
+    std::vector<at::Tensor>& fields = tensors.emplace_back(kind_->fields.size());
+    for (size_t field = 0; field < fields.size(); ++field) {
       if ((agreed_masks_[i] >> field & 1) == 0) continue;
-      tensors[field] = tensor(i, field);
+      fields[field] = tensor(i, field);
       visit({.kind = StatePiece::Kind::moment,
              .name = fmt::format("{}{}.{}.{}", kOptimizerTensors, kind(), kind_->fields[field], of),
-             .tensor = tensors[field],
+             .tensor = fields[field],
              .parameter = parameters_[i]});
     }
-    const at::Tensor count = at::tensor({agreed_counts_[i]});
-    visit({.kind = StatePiece::Kind::count,
-           .name = fmt::format("{}{}.step.{}", kOptimizerTensors, kind(), of),
-           .tensor = count,
-           .spread = StatePiece::Spread::everywhere,
-           .loaded = [this, i, count, tensors] { set(i, count.item<int64_t>(), tensors); }});
+    steps = std::max(steps, agreed_counts_[i]);
   }
+  const at::Tensor count = at::tensor({steps});
+  visit({.kind = StatePiece::Kind::count,
+         .name = fmt::format("{}{}.step.{}", kOptimizerTensors, kind(), of),
+         .tensor = count,
+         .spread = StatePiece::Spread::everywhere,
+         .loaded = [this, tiles, count, tensors] {
+           for (size_t k = 0; k < tiles.size(); ++k) set(tiles[k], count.item<int64_t>(), tensors[k]);
+         }});
 }
 
 std::vector<int64_t> OptimizerState::counts() const {

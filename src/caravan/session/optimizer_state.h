@@ -55,6 +55,8 @@ class OptimizerState final : public StateOwner {
   /// No steps done: the optimizer has no state of the parameter.
   static constexpr int64_t kNone = -1;
 
+  /// Of the parameters that are tiles of one tensor, or of one that is whole.
+  void walk_whole(const std::string& of, const std::vector<size_t>& tiles, const Visit& visit);
   /// By parameter: the steps that it has counted, 0 where it does not count; kNone without state.
   std::vector<int64_t> counts() const;
   /// The tensor of a parameter; zeros without state.

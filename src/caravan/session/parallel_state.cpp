@@ -64,6 +64,7 @@ void ParallelModel::State::set_budget(int64_t bytes) {
   all_or_none(
       mesh.world(),
       [&] {
+        if (own.budget() != 0) refuse_model("offload.device_budget", "another model has one", "set it for one of them");
         if (own.live_bytes() <= bytes) return;
         throw ResourceError({"parallelize", "offload.device_budget",
                              fmt::format("a rank holds {} before the first step, but may use {}",

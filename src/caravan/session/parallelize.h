@@ -120,7 +120,8 @@ class ParallelModel {
 /// become those of rank 0. The net's own tensors are the unsharded parameters, whose memory comes and goes under FSDP.
 /// Throws UsageError, naming the nearest valid choice: for two techniques of one family, for what cannot stand beside
 /// each other or on this mesh, for a pattern that no unit fits; for splits of layers (tensor, context and expert
-/// parallelism) of a torch::nn::Module, which has no table of how to split it; for fp16, which needs a loss scale; and
+/// parallelism) of a torch::nn::Module, which has no table of how to split it, and tiles of one; for "auto" in
+/// offload(); for fp16, which needs a loss scale; and
 /// for techniques that step in a way of their own (DiLoCo, servers without a barrier, PipeDream), which
 /// `caravan train` runs.
 ParallelModel parallelize(const Trainable& net, const Session& session, const std::vector<Technique>& techniques,
