@@ -550,12 +550,19 @@ TEST_F(ParallelOffloadTest, ProvesAndRehearsesIt) {
                       EXPECT_EQ(proof.num_parameters, 9);
                     }),
             "");
-  const Rehearsal without = rehearse(make_net(), {.dp = 2}, {fsdp()}, batch, {}, {.average = true});
-  const Rehearsal with = rehearse(make_net(), {.dp = 2}, {fsdp(), tiers("all", "disk")}, batch, {}, {.average = true});
-  EXPECT_LT(with.peak.total(), without.peak.total());
-  EXPECT_GT(with.disk_bytes, 0);
-  EXPECT_THAT(inspect(make_net(), {.dp = 2}, {fsdp(), tiers("all", "disk")}, batch, {}, {.average = true}),
-              HasSubstr("on disk"));
+  const MakeOptimizer adamw = [](FlatState& state) { return std::make_unique<AdamW>(state); };
+  const auto of = [&](const std::vector<Technique>& techniques, const MakeOptimizer& make) {
+    return rehearse(make_net(), {.dp = 2}, techniques, batch, make, {.average = true});
+  };
+  const Setting away = tiers("all", "disk");
+  EXPECT_LT(of({fsdp(), away}, adamw).peak.total(), of({fsdp()}, adamw).peak.total());
+  const int64_t values = 6 * kWidth + kWidth * kWidth + 5 * kWidth + 5 * kWidth + 5;
+  EXPECT_GE(of({fsdp(), away}, adamw).disk_bytes, 4 * values * 4 / 2) << "values, gradients and two moments";
+  EXPECT_LE(of({fsdp(), away}, {}).disk_bytes, of({fsdp(), away}, adamw).disk_bytes - 2 * 4 * values / 2);
+  EXPECT_THAT(inspect(make_net(), {.dp = 2}, {fsdp(), away}, batch, adamw, {.average = true}), HasSubstr("on disk"));
+  const MakeOptimizer of_torch = [](auto parameters) { return std::make_unique<torch::optim::AdamW>(parameters); };
+  EXPECT_THROW(of({fsdp(), away}, of_torch), UsageError);
+  EXPECT_GT(of({fsdp(), tiers("all", "host")}, of_torch).host.total(), 0);
 }
 
 /// Each tier of each kind, and of all, beside all of these. `ctest -L product` runs it.

@@ -16,6 +16,7 @@
 #include "caravan/comm/calls/same.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/mesh/layout.h"
+#include "caravan/optim/optimizer.h"
 #include "caravan/prove/judge.h"
 #include "caravan/redistribute/piece.h"
 #include "caravan/session/rank_checks.h"
@@ -218,6 +219,12 @@ ModuleProof prove(const Trainable& net, const Session& session, const std::vecto
   return prove(net, session.mesh(), techniques, batch, options, tolerance);
 }
 
+std::function<void()> MakeOptimizer::update_of(ParallelModel& model) const {
+  if (own_) return [own = std::shared_ptr<Optimizer>(own_(model.engine().state()))] { own->step(1e-3); };
+  if (!of_torch_) return {};
+  return [own = std::shared_ptr<torch::optim::Optimizer>(of_torch_(model.parameters()))] { own->step(); };
+}
+
 Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,
                    const StepData& rows, const MakeOptimizer& optimizer, ParallelOptions options) {
   torch::nn::Module& module = TrainableParts::module_of(net, "rehearse", "use `caravan inspect`, or cost/rehearsal.h");
@@ -244,12 +251,12 @@ Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::v
     found = rehearse(world, [&](const Mesh& mesh) {
       const auto model = std::make_shared<ParallelModel>(net, mesh, techniques, options, at::kMeta);
       const MemoryKindScope kind(MemoryKind::optimizer);
-      const std::shared_ptr<torch::optim::Optimizer> updates = optimizer ? optimizer(model->parameters()) : nullptr;
+      const std::function<void()> update = optimizer.update_of(*model);
       return RehearsedSteps{.step = [=, &rows] {
         model->step(x, y, rows.loss);
-        if (updates == nullptr) return;
+        if (!update) return;
         const MemoryKindScope of_optimizer(MemoryKind::optimizer);
-        updates->step();
+        update();
       }};
     });
   }

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "caravan/cost/rehearsal.h"
@@ -59,8 +61,29 @@ struct PlannedRanks {
   int ranks_per_host = 0;  ///< that share memory; 0: none do
 };
 
-/// Makes the optimizer of a rank from its parameters.
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)>;
+/// How a rank makes its optimizer, of torch::optim from its parameters or of this library from its flat state:
+///   [](std::vector<at::Tensor> parameters) { return std::make_unique<torch::optim::AdamW>(parameters); }
+///   [](FlatState& state) { return std::make_unique<AdamW>(state); }
+class MakeOptimizer {
+ public:
+  MakeOptimizer() = default;  ///< none
+  template <class Function>
+  requires(!std::is_same_v<Function, MakeOptimizer> &&
+           (std::is_invocable_v<Function, std::vector<at::Tensor>> || std::is_invocable_v<Function, FlatState&>))
+      MakeOptimizer(Function make) {  // NOLINT: converts
+    if constexpr (std::is_invocable_v<Function, std::vector<at::Tensor>>) {
+      of_torch_ = std::move(make);
+    } else {
+      own_ = std::move(make);
+    }
+  }
+  /// Makes one, and returns its update; nothing for none. `model` outlives that.
+  std::function<void()> update_of(ParallelModel& model) const;
+
+ private:
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> of_torch_{};
+  std::function<std::unique_ptr<Optimizer>(FlatState& state)> own_{};
+};
 
 /// What one rank of a job would allocate and send in a step (cost/rehearsal.h), found by running the step with nothing
 /// in it. `rows` has the shapes of the rank's rows; its values do not matter. `optimizer` may be empty. The net is left
