@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <gmock/gmock.h>
+#include <iostream>
+#include <map>
 #include <regex>
 
 #include <gtest/gtest.h>
@@ -49,21 +53,45 @@ class OffloadTest : public ::testing::Test {
                           "comm.backend=thread", "comm.threads_per_rank=1"},
                          keys});
     const Recipe recipe = runs_.recipe(kind, name, all);
-    train_on(ranks, {.recipe = recipe, .folders = runs_.folders()});
+    paths_.clear();
+    run_thread_ranks(ranks,
+                     [&](const std::shared_ptr<Communicator>& world) {
+                       const PathScope counted(&paths_);
+                       caravan::train({.recipe = recipe, .folders = runs_.folders()}, world);
+                     },
+                     {.timeout = std::chrono::seconds(20)});
     return runs_ / name;
   }
 
   /// Losses, norms and every tensor of the checkpoint have the same bits as without offload.
   void expect_same(int ranks, const Keys& technique, const Keys& offload, ModelKind kind = ModelKind::gpt2) {
+    expect_as(train("without" + std::to_string(count_++), ranks, technique, kind), ranks, technique, offload, kind);
+  }
+  void expect_as(const std::filesystem::path& without, int ranks, const Keys& technique, const Keys& offload,
+                 ModelKind kind) {
     SCOPED_TRACE(::testing::PrintToString(technique) + ::testing::PrintToString(offload));
-    const std::string of = std::to_string(count_++);
-    const auto without = train("without" + of, ranks, technique, kind);
-    const auto with = train("with" + of, ranks, together({technique, offload}), kind);
+    const auto with = train("with" + std::to_string(count_++), ranks, together({technique, offload}), kind);
     EXPECT_EQ(numbers_of(with), numbers_of(without));
     EXPECT_EQ(first_difference(checkpoint_tensors(with), checkpoint_tensors(without)), "");
   }
+  /// The last run has moved what it was told to.
+  void expect_moved(const std::string& kind, const std::string& tier) const {
+    const PathCounts paths = paths_.counts();
+    const auto expect_any = [&](const std::vector<std::string>& any) {
+      EXPECT_TRUE(std::ranges::any_of(any, [&](const std::string& path) { return paths.contains(path); })) << any[0];
+    };
+    if (kind == "parameters") expect_any({"parameters loaded from " + tier});
+    if (kind == "gradients") expect_any({"gradients stored on " + tier, "schedule: step of a group"});
+    if (kind == "optimizer") expect_any({"optimizer on the host"});
+    if (kind == "activations") {
+      expect_any({"activations: store"});
+      expect_any({"activations: load"});
+    }
+  }
+  void remove(const std::string& name) const { std::filesystem::remove_all(runs_ / name); }
 
   TinyRuns runs_;
+  PathLog paths_;  ///< of the last run
   int count_ = 0;
 };
 
@@ -145,11 +173,8 @@ TEST_F(OffloadTest, GroupsStepEarlyWhereNothingWaitsForTheNorm) {
   for (const char* technique : {"ddp", "zero3"}) {
     const Keys keys{std::string("data_parallel.technique=") + technique, "optimizer.clip_norm=0",
                     "train.micro_batch=9"};
-    PathLog paths;
-    {
-      const PathScope counted(&paths);
-      expect_same(1, keys, tiers(kState, "host"));
-    }
+    expect_same(1, keys, tiers(kState, "host"));
+    EXPECT_TRUE(paths_.counts().contains("schedule: step of a group"));
     expect_same(2, keys, tiers(kState, "disk"));
     expect_same(2, keys, tiers({"gradients", "parameters"}, "host"));
   }
@@ -240,6 +265,88 @@ TEST_F(OffloadTest, ErrorsNameTheWayOut) {
   EXPECT_THAT(error_of({"offload.parameters=host", "data_parallel.technique=zero3",
                         "data_parallel.reshard_after_forward=false"}),
               HasSubstr("gathered again for backward"));
+}
+
+/// One arrangement without offload, beside which each kind is offloaded to each tier.
+struct Arrangement {
+  Keys keys;
+  ModelKind kind;
+  int ranks;
+};
+
+/// On two data-parallel ranks. Of two that differ in one choice, one clips, and the other steps early.
+std::vector<Arrangement> arrangements() {
+  std::vector<Arrangement> all;
+  for (const char* technique : {"ddp", "zero1", "zero2", "zero3"}) {
+    for (const char* model : {"gpt2", "llama", "experts"}) {
+      for (int choice = 0; choice < 16; ++choice) {
+        const bool accumulates = choice & 1, recomputes = choice & 2, has_stages = choice & 4, is_split = choice & 8;
+        Arrangement one{.keys = {std::string("data_parallel.technique=") + technique},
+                        .kind = std::string(model) == "gpt2" ? ModelKind::gpt2 : ModelKind::llama,
+                        .ranks = 2 * (has_stages ? 2 : 1) * (is_split ? 2 : 1)};
+        if (std::string(model) == "experts") one.keys.emplace_back("moe.experts=4");
+        if (recomputes) one.keys.emplace_back("memory.recompute=full");
+        if (has_stages) one.keys.emplace_back("mesh.pp=2");
+        if (is_split) one.keys.emplace_back("mesh.tp=2");
+        one.keys.emplace_back(has_stages ? accumulates ? "pipeline.micro_batches=6" : "pipeline.micro_batches=3"
+                                         : micro_batch(2, accumulates ? 3 : 1));
+        if (std::popcount(all.size()) % 2 == 0) one.keys.emplace_back("optimizer.clip_norm=0");
+        all.push_back(std::move(one));
+      }
+    }
+  }
+  return all;
+}
+
+/// What the program says no to, in as many combinations.
+using Refusals = std::map<std::string, int64_t>;
+
+void count_refusal(Refusals& refusals, const UsageError& error, int64_t count) {
+  EXPECT_NE(error.text().fact, "");
+  EXPECT_NE(error.text().action, "") << error.what();
+  refusals[error.text().subject + ": " + error.text().fact] += count;
+}
+
+/// Each tier of each kind, and of all, beside every arrangement. Takes minutes: `ctest -L product` runs it.
+TEST_F(OffloadTest, DISABLED_EveryCombination) {
+  int64_t ran = 0, total = 0;
+  Refusals refusals;
+  Keys kinds = kAll;
+  kinds.emplace_back("all");
+  for (const Arrangement& one : arrangements()) {
+    // Large enough that activations move.
+    const Keys keys = together({one.keys, {"train.steps=2", "model.width=32", "model.context=16"}});
+    total += static_cast<int64_t>(2 * kinds.size());
+    std::filesystem::path without;
+    try {
+      without = train("without", one.ranks, keys, one.kind);
+    } catch (const UsageError& error) {  // nor does it run without offload
+      count_refusal(refusals, error, static_cast<int64_t>(2 * kinds.size()));
+      continue;
+    }
+    for (const std::string& kind : kinds) {
+      for (const char* tier : {"host", "disk"}) {
+        try {
+          expect_as(without, one.ranks, keys, tiers(kind == "all" ? kAll : Keys{kind}, tier), one.kind);
+          SCOPED_TRACE(::testing::PrintToString(one.keys) + kind + " on " + tier);
+          for (const std::string& each : kind == "all" ? kAll : Keys{kind}) expect_moved(each, tier);
+          ++ran;
+        } catch (const UsageError& error) {
+          count_refusal(refusals, error, 1);
+        }
+        remove("with" + std::to_string(count_ - 1));
+      }
+    }
+    remove("without");
+  }
+  int64_t refused = 0;
+  for (const auto& [reason, count] : refusals) {
+    std::cout << "refused " << count << ": " << reason << "\n";
+    refused += count;
+  }
+  std::cout << "combinations: " << total << ", ran " << ran << ", refused " << refused << std::endl;
+  EXPECT_EQ(ran + refused, total);
+  EXPECT_EQ(refused, 0) << "all of these work together";
 }
 
 }  // namespace
