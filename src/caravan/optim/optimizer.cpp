@@ -141,6 +141,7 @@ void Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, dou
   std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = true},
                                          {.flat = &state_.gradients, .on_device = gradient_of},
                                          {.flat = &state_.copies, .is_read = false, .is_written = true}};
+  if (place == Tier::host && state_.copies.scalar_type() == state_.values.scalar_type()) sources[2].copy_of = 0;
   for (auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
   sweep_->start(buckets, sources, [this, lr, gradient_scale, number = num_steps_](const TierSweep::Part& swept) {
     update_swept(swept, number, lr, gradient_scale);

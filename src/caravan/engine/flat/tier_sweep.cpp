@@ -158,6 +158,7 @@ void TierSweep::Run::start(size_t index) {
     const Place& place = buckets[chunk.bucket].places[i];
     if (!place.is_there) continue;
     if (place.tier != Tier::device) place.stored.wait();
+    if (sources[i].copy_of >= 0) continue;
     if (place.tier == Tier::host) {
       set.tensors[i] = place.memory.narrow(0, chunk.begin, chunk.count);
       continue;
@@ -179,8 +180,13 @@ void TierSweep::Run::start(size_t index) {
 void TierSweep::Run::store(const Chunk& chunk, Set& set) {
   for (size_t i = 0; i < sources.size(); ++i) {
     const Place& place = buckets[chunk.bucket].places[i];
-    const at::Tensor& from = set.tensors[i];
-    if (!sources[i].is_written || !from.defined() || place.tier == Tier::host) continue;
+    const bool is_copy = sources[i].copy_of >= 0;
+    const at::Tensor& from = set.tensors[static_cast<size_t>(is_copy ? sources[i].copy_of : static_cast<int>(i))];
+    if (!sources[i].is_written || !place.is_there || !from.defined()) continue;
+    if (place.tier == Tier::host) {
+      if (is_copy) place.memory.narrow(0, chunk.begin, chunk.count).copy_(from);
+      continue;
+    }
     if (place.tier == Tier::device) {
       set.writes.push_back(tiers.copy_in(place.memory.narrow(0, chunk.begin, chunk.count), from));
       continue;
@@ -215,7 +221,8 @@ void TierSweep::reserve(const std::vector<Source>& sources) {
     for (size_t i = 0; i < sources.size(); ++i) {
       const Source& source = sources[i];
       const bool is_used = source.on_device || source.flat->defined();
-      if (is_used && tier_of(source) != Tier::host) set[i] = tiers_.host_tensor(count, source.flat->scalar_type());
+      const bool has_own = is_used && tier_of(source) != Tier::host && source.copy_of < 0;
+      if (has_own) set[i] = tiers_.host_tensor(count, source.flat->scalar_type());
     }
   }
 }

@@ -29,6 +29,9 @@ class TierSweep {
     std::function<at::Tensor(const Bucket&)> on_device{};  ///< instead of `flat`: a tensor on the device
     bool is_read = true;
     bool is_written = false;
+    /// On the host: it is written with what the work leaves in this other source, of the same dtype, and the work does
+    /// not see it. -1: none.
+    int copy_of = -1;
   };
   /// Elements `begin`, .. `begin` + `count` of a bucket, counted from Bucket::sharded_offset; a tensor for each source,
   /// undefined where a source has no memory for the bucket.

@@ -1,0 +1,82 @@
+/// AdamW on the host tier, timed on command: reads a line, steps once, prints its seconds. "copy" times the bandwidth
+/// of the memory instead: the same traffic without arithmetic, a STREAM-like pass that reads four arrays and writes
+/// three.    optimizer_step MILLIONS_OF_PARAMETERS THREADS
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include "caravan/base/runtime.h"
+#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/engine/engine.h"
+#include "caravan/optim/optimizer.h"
+#include "caravan/techniques/offload/offload.h"
+
+using namespace caravan;
+
+namespace {
+
+struct Matrix final : Module {
+  explicit Matrix(int64_t count) {
+    register_parameter("weight", {.shape = {count / 1024, 1024}, .init = {Init::Kind::normal, 0.02}});
+  }
+  Tensors forward(Tensors inputs, const ForwardContext&) override { return inputs; }
+};
+
+/// Seconds of a pass over arrays of `count` elements that moves what AdamW moves: gradients, values and two moments are
+/// read, and all but the gradients written.
+__attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3"))) void add(
+    const float* __restrict g, float* __restrict w, float* __restrict m, float* __restrict v, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    w[i] = w[i] + g[i];
+    m[i] = m[i] + g[i];
+    v[i] = v[i] + g[i];
+  }
+}
+
+double move(std::vector<std::vector<float>>& arrays, int64_t count) {
+  const auto begin = std::chrono::steady_clock::now();
+  at::parallel_for(0, count, int64_t{1} << 15, [&](int64_t first, int64_t last) {
+    add(arrays[0].data() + first, arrays[1].data() + first, arrays[2].data() + first, arrays[3].data() + first,
+        last - first);
+  });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void serve(const std::shared_ptr<Communicator>& world, int64_t count) {
+  Matrix model(count);
+  const Mesh mesh = Mesh::create(world, {});
+  Strategy strategy = whole_model(model, mesh);
+  add_offload(strategy, {.optimizer = Tier::host, .parameters = Tier::host, .gradients = Tier::host});
+  Engine engine(model, mesh, strategy, {.seed = 1});
+  FlatState& state = engine.state();
+  for (const Slot& slot : state.layout.slots()) state.layout.view(state.gradients, *slot.parameter).fill_(1e-3F);
+  AdamW optimizer(state, {});
+  std::vector<std::vector<float>> arrays(4, std::vector<float>(static_cast<size_t>(count), 1));
+  std::cout << "ready" << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto begin = std::chrono::steady_clock::now();
+    double seconds = 0;
+    if (line == "copy") {
+      seconds = move(arrays, count);
+    } else {
+      optimizer.step(1e-4);
+      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }
+    std::cout << fmt::format("{:.6f}", seconds) << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t count = (argc > 1 ? std::atoll(argv[1]) : 100) * 1'000'000 / 1024 * 1024;
+  const Runtime runtime({.intra_op_threads = argc > 2 ? std::atoi(argv[2]) : 1});
+  run_thread_ranks(1, [&](const std::shared_ptr<Communicator>& world) { serve(world, count); });
+  return 0;
+}
