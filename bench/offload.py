@@ -2,13 +2,14 @@
 """A run whose state rests on host or disk beside the same run without: bits, time of a step, memory, bytes.
 
   offload.py [--caravan build/release/bin/caravan] [--tier disk] [--folder DIR] [--layers 24] [--width 1024]
-             [--steps 4] [--rounds 1] [--link BYTES_PER_SECOND] [--set key=value]...
+             [--steps 4] [--rounds 1] [--link BYTES_PER_SECOND] [--chunks SIZE] [--set key=value]...
 
 Two ranks of zero3. The limit of a step is the larger of the step without offload and the least bytes by the bandwidth:
 for disks what a DiskStore reads and writes (caravan doctor --disk), for the host --link, which also limits the copies.
 The least bytes are ZeRO-Infinity's (arXiv 2104.07857, section 4.1), not those that the program counts: parameters twice
 for each micro-batch, moments and fp32 parameters read and written once; gradients go to the host once, and to no disk.
-Memory is that of all processes, anonymous and shared, each page once.
+Memory is that of all processes, anonymous and shared, each page once. With --chunks ("auto" or bytes) the offloaded run
+is also made with chunks of that size, in turn with the one by unit.
 """
 import argparse
 import glob
@@ -111,6 +112,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--link", type=float, default=0)
+    parser.add_argument("--chunks", default="")
     parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     print(machine.describe())
@@ -119,13 +121,18 @@ def main():
         if arguments.tier == "disk":
             offload.append(f'offload.disk_dirs=["{folder}/tiers"]')
         link = {"CARAVAN_LINK_BYTES_PER_SECOND": str(arguments.link)} if arguments.link > 0 else {}
-        without_ms, with_ms = [], []
+        without_ms, with_ms, chunks_ms = [], [], []
         for _ in range(arguments.rounds):
             without = run(arguments, folder, "without", [], {})
             away = run(arguments, folder, "with", offload, link)
             without_ms += without["ms"]
             with_ms += away["ms"]
+            if arguments.chunks:
+                chunks = run(arguments, folder, "chunks", [*offload, f"chunks.size={arguments.chunks}"], link)
+                chunks_ms += chunks["ms"]
         same = without["losses"] == away["losses"] and without["hashes"] == away["hashes"]
+        if arguments.chunks:
+            same = same and without["losses"] == chunks["losses"] and without["hashes"] == chunks["hashes"]
         parameters = 12 * arguments.layers * arguments.width ** 2
         if arguments.tier == "disk":
             read, write = disk_speeds(arguments, folder)
@@ -140,6 +147,10 @@ def main():
         print(f"step      {step:.2f} s ({min(with_ms) / 1e3:.2f} to {max(with_ms) / 1e3:.2f}); without offload "
               f"{compute:.2f} s ({min(without_ms) / 1e3:.2f} to {max(without_ms) / 1e3:.2f}); least bytes {least:.2f} s; "
               f"{step / max(compute, least):.2f} of the limit")
+        if arguments.chunks:
+            own = statistics.median(chunks_ms) / 1e3
+            print(f"chunks    {own:.2f} s ({min(chunks_ms) / 1e3:.2f} to {max(chunks_ms) / 1e3:.2f}); {own / step:.3f} of "
+                  f"the step by unit; {chunks['device'] / 2**20:.0f} MiB a rank")
         print(f"device    {away['device'] / 2**20:.0f} MiB a rank, without offload {without['device'] / 2**20:.0f} MiB")
         print(f"machine   {away['peak'] / 2**20:.0f} MiB, predicted {away['predicted'] / 2**20:.0f} MiB "
               f"({away['peak'] / max(away['predicted'], 1):.3f}); without offload {without['peak'] / 2**20:.0f} MiB")

@@ -143,6 +143,7 @@ void print_offload(const Inspected& of, const MemoryPlan& memory, const Rehearsa
   const std::string text = offload_text(of.recipe, memory.fullest);
   if (text.empty()) return;
   fmt::print("\noffload\n  {}\n", text);
+  for (const std::string& line : chunk_lines(memory.fullest.chunks)) fmt::print("  {}\n", line);
   if (rank.host.total() > 0) print("host memory", bytes_line(rank.host.total()));
   if (rank.disk_bytes > 0) print("disk", bytes_line(rank.disk_bytes));
   const TierBandwidths speeds = read_tier_bandwidths();
@@ -327,7 +328,13 @@ int inspect_recipe(const InspectArguments& arguments) {
   of.ranks_per_host = ranks_per_host(of.recipe, of.num_ranks, arguments.per_host);
   of.recipe = with_offload(of);
   std::map<int64_t, std::vector<Rehearsal>> rehearsed;
-  const MemoryPlan memory = memory_of(of, rehearsed);
+  MemoryPlan memory = memory_of(of, rehearsed);
+  const Setting chunks = of.recipe.chunks;
+  if (const std::optional<int64_t> room = chunk_room(of.recipe, memory.fullest)) {
+    of.recipe.chunks.set("device", std::to_string(*room));
+    rehearsed.clear();
+    memory = memory_of(of, rehearsed);
+  }
   of.recipe = with_micro_batch(of.recipe, memory.micro_batch);
   const std::vector<Rehearsal>& all = rehearsed.at(memory.micro_batch);
   const Rehearsal busiest = all.empty() ? Rehearsal{} : busiest_of(all);
@@ -336,6 +343,7 @@ int inspect_recipe(const InspectArguments& arguments) {
   print_memory(memory);
   print_offload(of, memory, busiest);
   print_traffic(of, all, busiest);
+  of.recipe.chunks = chunks;  // others need other rooms
   print_neighbours(of, price_of(of, all), memory.is_chosen);
   print_notes(of, memory);
   return 0;

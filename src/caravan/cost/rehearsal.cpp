@@ -219,6 +219,7 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
         .numbers = world.numbers};
     const Mesh mesh = Mesh::create(make_record_world(world.rank, static_cast<int>(size), options), world.axes);
     const RehearsedSteps steps = make(mesh);
+    rehearsal.chunks = steps.chunks;
     watch->restart("start");
     steps.step();
     watch->restart("start");

@@ -10,6 +10,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/comm/types.h"
 #include "caravan/cost/memory_bytes.h"
+#include "caravan/engine/chunk_report.h"
 #include "caravan/mesh/mesh.h"
 
 namespace torch::nn {
@@ -52,6 +53,7 @@ struct Rehearsal {
     double to_host = 0, from_host = 0, to_disk = 0, from_disk = 0;
     void add(const MemoryCounter::Moved& before, const MemoryCounter::Moved& after, double times);
   } moved{};
+  ChunkReport chunks{};
   std::vector<SentCalls> sent{};                            ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< ranks of the world that this rank sends to, by axis
 
@@ -70,6 +72,7 @@ struct RehearsedSteps {
   std::function<void()> step;  ///< the whole step of this rank, or a part of its repetitions
   std::vector<Shorter> shorter{};
   double num_steps = 1;  ///< number of real steps that `step` stands for, the mean; the traffic is that of one
+  ChunkReport chunks{};
 };
 
 struct RehearsedWorld {

@@ -57,6 +57,12 @@ std::string_view path_of(Action::Kind kind) {
   return "schedule: ?";
 }
 
+/// Data parallelism that cuts parameters has cut the chunks.
+Strategy with_chunks(Strategy strategy, const Mesh& mesh) {
+  lay_out_chunks(strategy, strategy, mesh, /*num_parts=*/1);
+  return strategy;
+}
+
 std::string_view pass_name(Action::Kind kind) {
   if (kind == Action::Kind::forward) return "forward";
   return kind == Action::Kind::recompute ? "recompute" : "backward";
@@ -67,7 +73,7 @@ std::string_view pass_name(Action::Kind kind) {
 Engine::Engine(Module& model, const Mesh& mesh, Strategy strategy, const Options& options)
     : model_(model),
       mesh_(mesh),
-      strategy_(std::move(strategy)),
+      strategy_(with_chunks(std::move(strategy), mesh)),
       options_(options),
       weight_work_(mesh_.deferred()),
       state_{.layout = FlatLayout(strategy_, mesh_)} {
@@ -352,7 +358,7 @@ void Engine::perform(const Action& entry) {
   count_path(path_of(entry.kind));
   switch (entry.kind) {
     case Action::Kind::gather: unsharded_->gather(entry.unit); break;
-    case Action::Kind::free: unsharded_->free(entry.unit); break;
+    case Action::Kind::free: unsharded_->free(entry.unit, /*keeps_slot=*/true); break;
     case Action::Kind::reduce:
       unsharded_->wait(entry.unit);
       gradients_->reduce(entry.unit, mode_ != Mode::following || cursor_.ends_reductions());
@@ -376,7 +382,7 @@ void Engine::perform(const Action& entry) {
 void Engine::move(const Action& entry) {
   const bool fetches = entry.kind == Action::Kind::fetch;
   switch (entry.moved) {
-    case Action::Moved::parameters: unsharded_->fetch(entry.unit); break;
+    case Action::Moved::parameters: fetches ? unsharded_->fetch(entry.unit) : unsharded_->drop(entry.unit); break;
     case Action::Moved::gradients: fetches ? gradients_->fetch(entry.unit) : gradients_->evict(entry.unit); break;
     case Action::Moved::activations:
       if (activations_ == nullptr) break;

@@ -81,14 +81,14 @@ Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& contex
 
 /// An evaluation within a step: keeps what the schedule has gathered.
 Tensors Engine::run_aside(int unit, Tensors inputs, const ForwardContext& context, const Next& next) {
-  std::vector<int> borrowed;
+  std::vector<std::pair<int, bool>> borrowed;  // with whether a chunk has a slot
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) {
-    if (!unsharded_->is_there(group)) borrowed.push_back(group);
+    if (!unsharded_->is_there(group)) borrowed.emplace_back(group, unsharded_->has_slot(group));
     unsharded_->gather(group);
     unsharded_->wait(group);
   }
   Tensors outputs = next(std::move(inputs), context);
-  for (const int group : borrowed) unsharded_->free(group);
+  for (const auto& [group, has_slot] : borrowed) unsharded_->free(group, has_slot);
   return outputs;
 }
 

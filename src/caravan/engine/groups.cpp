@@ -69,16 +69,6 @@ std::vector<AxisMove> without_idle(std::vector<AxisMove> moves, const Mesh& mesh
   return moves;
 }
 
-/// Equal for parameters that may be moved together; sizes of shards may differ.
-std::string way_of(const Parameter& parameter, const Strategy& strategy, const Mesh& mesh) {
-  std::string way = parameter.requires_grad() ? "trained" : "frozen";
-  for (const AxisMove& move : reduce_moves(layouts_of(strategy, parameter), mesh)) {
-    way +=
-        fmt::format(" {}:{}{}", move.axis, static_cast<int>(move.to.kind()), move.to.is_shard() ? move.to.owner() : 0);
-  }
-  return way;
-}
-
 }  // namespace
 
 const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& parameter) {
@@ -106,6 +96,15 @@ std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& 
                       mesh);
 }
 
+std::string way_of(const Parameter& parameter, const Strategy& strategy, const Mesh& mesh) {
+  std::string way = parameter.requires_grad() ? "trained" : "frozen";
+  for (const AxisMove& move : reduce_moves(layouts_of(strategy, parameter), mesh)) {
+    way +=
+        fmt::format(" {}:{}{}", move.axis, static_cast<int>(move.to.kind()), move.to.is_shard() ? move.to.owner() : 0);
+  }
+  return way;
+}
+
 Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
   Groups groups;
   const Innermost innermost(strategy.units);
@@ -120,18 +119,32 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     groups.units.groups.push_back({.name = unit.module->name()});
     group_of[{static_cast<int>(u)}] = static_cast<int>(u);
   }
-  groups.parameters.resize(strategy.units.size());
+  const auto num_units = static_cast<int>(strategy.units.size());
+  for (int chunk = 0; chunk < strategy.chunks.num_chunks; ++chunk)
+    groups.units.groups.push_back({.name = fmt::format("chunk {}", chunk), .is_chunk = true});
+  groups.parameters.resize(groups.units.groups.size());
+  std::vector<std::set<int>> users_of(groups.parameters.size());
   for (const auto& [parameter, users] : users_of_parameters(strategy.units, innermost)) {
-    const auto [entry, is_new] = group_of.emplace(users, static_cast<int>(groups.parameters.size()));
-    if (is_new) {
-      groups.parameters.emplace_back();
-      groups.units.groups.push_back({.name = parameter->name()});
+    const auto chunk = strategy.chunks.chunk_of.find(parameter->name());
+    int group = 0;
+    if (chunk != strategy.chunks.chunk_of.end()) {
+      group = num_units + chunk->second;
+    } else {
+      const auto [entry, is_new] = group_of.emplace(users, static_cast<int>(groups.parameters.size()));
+      if (is_new) {
+        groups.parameters.emplace_back();
+        users_of.emplace_back();
+        groups.units.groups.push_back({.name = parameter->name()});
+      }
+      group = entry->second;
     }
-    groups.parameters[static_cast<size_t>(entry->second)].push_back(parameter);
+    groups.parameters[static_cast<size_t>(group)].push_back(parameter);
+    users_of[static_cast<size_t>(group)].insert(users.begin(), users.end());
   }
-  for (const auto& [users, group] : group_of) {
-    Units::Group& about = groups.units.groups[static_cast<size_t>(group)];
-    const auto& parameters = groups.parameters[static_cast<size_t>(group)];
+  for (size_t group = 0; group < groups.parameters.size(); ++group) {
+    const std::set<int>& users = users_of[group];
+    Units::Group& about = groups.units.groups[group];
+    const auto& parameters = groups.parameters[group];
     about.is_trained =
         std::any_of(parameters.begin(), parameters.end(), [](const auto* p) { return p->requires_grad(); });
     about.is_gathered = std::any_of(parameters.begin(), parameters.end(), [&](const auto* parameter) {
@@ -140,8 +153,9 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     std::set<int> coords;  // of the pipeline
     for (const int unit : users) {
       coords.insert(strategy.coord_of(groups.units.units[static_cast<size_t>(unit)].stage));
-      if (!parameters.empty()) groups.units.units[static_cast<size_t>(unit)].groups.push_back(group);
+      groups.units.units[static_cast<size_t>(unit)].groups.push_back(static_cast<int>(group));
     }
+    about.is_whole = about.is_chunk && !about.is_gathered;
     about.is_joint = coords.size() > 1;
     about.is_fetched = strategy.parameters_tier != Tier::device && !parameters.empty();
     // Also on ranks that hold none of these stages.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "caravan/engine/strategy.h"
@@ -8,7 +9,8 @@
 namespace caravan {
 
 /// The parameters of a strategy by group: those used by exactly the same units. One group for each unit, in order (it
-/// may be empty), then one for each set of units that shares parameters.
+/// may be empty), then one for each chunk of the strategy, then one for each set of units that shares parameters
+/// outside of chunks.
 struct Groups {
   Units units;
   std::vector<std::vector<Parameter*>> parameters;  ///< by group, in model order
@@ -22,6 +24,9 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh);
 /// that forward uses last first.
 std::vector<std::vector<Parameter*>> by_way(const std::vector<Parameter*>& group, const Strategy& strategy,
                                             const Mesh& mesh);
+
+/// Equal for parameters that may be moved together; sizes of shards may differ.
+std::string way_of(const Parameter& parameter, const Strategy& strategy, const Mesh& mesh);
 
 /// The layouts of a parameter. Throws LayoutError if the strategy has none, or an invalid one.
 const ParameterLayouts& layouts_of(const Strategy& strategy, const Parameter& parameter);

@@ -220,14 +220,15 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
 void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis, int num_parts) {
   const int num_ranks = mesh[axis].size();
   Strategy even = strategy;  // the order in the flat buffers does not depend on where they are cut
-  const Groups groups = groups_of(strategy, mesh);
-  for (const auto& group : groups.parameters) {
+  for (const auto& group : groups_of(strategy, mesh).parameters) {
     for (const Parameter* parameter : group) {
       if (parameter->global_shape().empty()) continue;
       ParameterLayouts& layouts = even.layouts.at(parameter->name());
       layouts.sharded = layouts.sharded.moved(axis, Shard{0});
     }
   }
+  lay_out_chunks(strategy, even, mesh, num_parts == 0 ? num_ranks : num_parts);
+  const Groups groups = groups_of(strategy, mesh);
   for (const auto& group : groups.parameters) {
     for (auto set : by_way(group, even, mesh)) {
       std::erase_if(set, [](const Parameter* parameter) { return parameter->global_shape().empty(); });

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/bucket_bytes.h"
+#include "caravan/engine/chunks.h"
 #include "caravan/engine/gradients/comm_hook.h"
 #include "caravan/engine/kept_memory.h"
 #include "caravan/memory/tiers.h"
@@ -85,6 +86,7 @@ struct Strategy {
   Tier activations_tier = Tier::device;
   std::vector<std::filesystem::path> disk_dirs{};
   int fetch_ahead = 1;  ///< number of events by which a fetch precedes what needs it
+  ParameterChunks chunks{};
   /// The memory of host and disk, made by the Engine; null: everything rests on the device.
   std::shared_ptr<Tiers> tiers{};
   /// A group steps as soon as its gradients are complete: for runs in which nothing later changes them.

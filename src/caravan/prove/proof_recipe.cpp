@@ -56,6 +56,9 @@ void fit_offload(Recipe& recipe) {
   for (const char* kind : kOffloadKinds) {
     if (recipe.offload.text(kind) == "auto") recipe.offload.set(kind, std::string("host"));
   }
+  // Fewer ranks have larger parts.
+  if (!recipe.chunks.reads("size") || recipe.chunks.text("size") == "none") return;
+  for (const char* key : {"size", "device"}) recipe.chunks.set(key, std::string("auto"));
 }
 
 /// The mesh of the proof. mesh.dp is set.

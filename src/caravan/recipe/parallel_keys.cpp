@@ -75,7 +75,8 @@ std::vector<RecipeKey> parallel_keys() {
        {family_keys("data_parallel", FIELD(data_parallel)), family_keys("hook", FIELD(hook)),
         split_keys("tensor_parallel", FIELD(tensor_parallel)), split_keys("context_parallel", FIELD(context_parallel)),
         split_keys("expert_parallel", FIELD(expert_parallel)), pipeline_keys(), family_keys("tiling", FIELD(tiling)),
-        family_keys("recompute", FIELD(memory.recompute)), family_keys("offload", FIELD(offload))})
+        family_keys("recompute", FIELD(memory.recompute)), family_keys("offload", FIELD(offload)),
+        family_keys("chunks", FIELD(chunks))})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

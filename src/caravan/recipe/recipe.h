@@ -89,6 +89,7 @@ struct Recipe {
   } memory;
 
   Setting offload{"offload"};
+  Setting chunks{"chunks"};
 
   struct Log {
     bool csv = false;          ///< metrics.csv beside train.log

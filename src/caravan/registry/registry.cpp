@@ -75,6 +75,7 @@ const std::vector<Family>& families() {
       {"tiling", "tiling", "", "", "layers in tiles of rows", OnResume::free},
       {"recompute", "memory", "recompute", "", "computed again in backward", OnResume::free},
       {"offload", "offload", "", "", "what rests outside of the device", OnResume::free},
+      {"chunks", "chunks", "", "", "offloaded parameters in chunks of one size", OnResume::free},
       {"optimizer", "optimizer", "kind", "", "the optimizer", OnResume::history},
       {"learning_rate", "optimizer", "schedule", "", "learning rate schedule", OnResume::listed},
   };

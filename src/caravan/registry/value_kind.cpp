@@ -44,6 +44,19 @@ ValueKind byte_count() {
   }};
 }
 
+ValueKind byte_count_or(std::vector<std::string> words) {
+  return {[words = std::move(words)](const RecipeValue& given, RecipeValue& taken) -> std::string {
+    const auto* text = std::get_if<std::string>(&given);
+    if (text != nullptr && std::ranges::find(words, *text) != words.end()) {
+      taken = given;
+      return "";
+    }
+    const std::string wrong = text != nullptr && text->empty() ? "empty" : byte_count().take(given, taken);
+    if (wrong.empty()) return "";
+    return is_not(given, "\"" + join(words, "\", \"") + "\" or a number of bytes such as \"16M\", above 0");
+  }};
+}
+
 ValueKind real_number(Range range) {
   return {[range](const RecipeValue& given, RecipeValue& taken) -> std::string {
     const auto* whole = std::get_if<int64_t>(&given);

@@ -41,6 +41,8 @@ ValueKind one_of(std::vector<std::string> choices);
 ValueKind list_of_texts();
 /// A number of bytes such as "1.5G", kept as a text; "": none.
 ValueKind byte_count();
+/// The same, or one of `words`; not "".
+ValueKind byte_count_or(std::vector<std::string> words);
 /// A whole number in `range`, or `word`, which stands for `value_of_word`.
 ValueKind whole_number_or(Range range, std::string word, int64_t value_of_word);
 

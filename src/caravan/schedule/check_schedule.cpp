@@ -11,8 +11,8 @@
 namespace caravan {
 
 ScheduleRun::ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage,
-                         int capacity)
-    : tables_(tables), capacity_(capacity), units_(units), ranks_(tables.size()) {
+                         int capacity, int chunk_slots)
+    : tables_(tables), capacity_(capacity), chunk_slots_(chunk_slots), units_(units), ranks_(tables.size()) {
   units.validate();
   place_stages(rank_of_stage);
   for (size_t rank = 0; rank < tables.size(); ++rank) {
@@ -187,6 +187,7 @@ void ScheduleRun::finish(size_t rank) const {
   if (!state.fetched.empty()) {
     refuse(rank, fmt::format("{} is fetched and never gathered", group_text(*state.fetched.begin())));
   }
+  if (!state.slots.empty()) refuse(rank, fmt::format("{} still has a slot", group_text(*state.slots.begin())));
   if (!state.away.empty()) {
     refuse(rank, fmt::format("the gradients of {} are away", group_text(*state.away.begin())));
   }
@@ -224,8 +225,9 @@ void ScheduleRun::compare_joint() const {
   }
 }
 
-void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity) {
-  ScheduleRun(tables, units, rank_of_stage, capacity).run();
+void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity,
+           int chunk_slots) {
+  ScheduleRun(tables, units, rank_of_stage, capacity, chunk_slots).run();
 }
 
 }  // namespace caravan

@@ -63,7 +63,9 @@ void move_parameters(Moves& moves, const Schedule& table, const Units& units) {
   for (size_t i = 0; i < table.size(); ++i) {
     const int group = table[i].unit;
     if (table[i].kind == Kind::free) freed[group] = static_cast<std::ptrdiff_t>(i);
-    if (table[i].kind != Kind::gather || !units.groups[static_cast<size_t>(group)].is_fetched) continue;
+    if (table[i].kind != Kind::gather) continue;
+    const Units::Group& about = units.groups[static_cast<size_t>(group)];
+    if (!about.is_fetched || about.is_chunk) continue;
     const auto before = freed.find(group);
     moves.add_fetch({.kind = Kind::fetch, .unit = group}, i, before == freed.end() ? -1 : before->second);
   }

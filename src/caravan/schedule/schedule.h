@@ -31,7 +31,7 @@ struct Action {
   };
   /// What fetch and evict move.
   enum class Moved : uint8_t {
-    parameters,  ///< of group `unit`; they are only fetched: what is freed is dropped
+    parameters,  ///< of group `unit`; what is freed is dropped, but for chunks, which have slots: evict drops these
     gradients,   ///< sums of group `unit`, after `micro_batch`
     activations  ///< that the backward of `unit` in `micro_batch` needs
   };
@@ -80,6 +80,8 @@ struct Units {
     bool is_gathered = false;  ///< its unsharded parameters need a gather before use
     bool is_joint = false;     ///< used by stages of several ranks: gathered and reduced once a step, by all of them
     bool is_fetched = false;  ///< its parameters rest outside of the device: is_gathered, and a fetch precedes a gather
+    bool is_chunk = false;    ///< fetched into a slot of the device, which it has until it is evicted: is_fetched
+    bool is_whole = false;    ///< of a chunk: its slot has all of it, so that it is there while the group is gathered
     bool moves_gradients = false;  ///< its sums are away between micro-batches
     bool steps_early = false;      ///< it is updated as soon as its last reduction has begun
   };
@@ -159,9 +161,9 @@ std::vector<std::vector<int>> additions(const Schedule& table, const Units& unit
 /// before their free, in the order of groups: their ranks must start them in the same order.
 Schedule with_reductions(const Schedule& table, const Units& units, bool each_micro_batch = false);
 
-/// Adds fetches and evictions to a table with gathers and reductions. A fetch begins `ahead` events before what needs
-/// it, but after the eviction of the same; what is needed again within `ahead` events stays, activations within one
-/// more.
+/// Adds fetches and evictions to a table with gathers and reductions, but those of chunks (with_chunk_moves). A fetch
+/// begins `ahead` events before what needs it, but after the eviction of the same; what is needed again within `ahead`
+/// events stays, activations within one more.
 Schedule with_moves(const Schedule& table, const Units& units, int ahead);
 
 /// Adds the step of each group that steps_early: after the last reduction of the next one, so that its own is not
@@ -184,10 +186,12 @@ Schedule with_update(Schedule table);
 ///     each micro-batch, after everything of the micro-batch. Joint groups are reduced in the same order everywhere
 ///   - parameters of a group that is fetched, activations and gradients that are away, are fetched once before they
 ///     are used; a group steps after its last reduction
+///   - a chunk is gathered from its slot; there are at most `chunk_slots` slots, and none when its group steps and at
+///     the end
 ///   - if any table has a B, each ends with an update, else none has one: clipping needs all ranks
 ///   - what is sent exists and is what the other stage needs; each send has its recv; from one rank to another,
 ///     messages are received in the order in which they are sent; no rank waits forever: the whole cycle is named
 void check(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage = {},
-           int capacity = 0);
+           int capacity = 0, int chunk_slots = 0);
 
 }  // namespace caravan

@@ -128,7 +128,9 @@ bool ScheduleRun::gather(size_t rank, int group) {
   Rank& state = ranks_[rank];
   if (!units_.groups[group].is_gathered) refuse(rank, fmt::format("{} needs no gather", group_text(group)));
   if (state.is_there[group]) refuse(rank, fmt::format("{} is gathered already", group_text(group)));
-  if (units_.groups[group].is_fetched && !state.waits && state.fetched.erase(group) == 0) {
+  const bool is_chunk = units_.groups[group].is_chunk;
+  if (is_chunk && !state.slots.contains(group)) refuse(rank, fmt::format("{} has no slot", group_text(group)));
+  if (units_.groups[group].is_fetched && !is_chunk && !state.waits && state.fetched.erase(group) == 0) {
     refuse(rank, fmt::format("{} is not fetched", group_text(group)));
   }
   if (units_.groups[group].is_joint) {
@@ -250,6 +252,11 @@ void ScheduleRun::fetch(size_t rank, const Action& entry) {
   switch (entry.moved) {
     case Action::Moved::parameters:
       if (!units_.groups[entry.unit].is_fetched) refuse(rank, group_text(entry.unit) + " rests on the device");
+      if (units_.groups[entry.unit].is_chunk) {
+        if (!state.slots.insert(entry.unit).second) refuse(rank, group_text(entry.unit) + " has a slot already");
+        if (static_cast<int>(state.slots.size()) <= chunk_slots_) return;
+        refuse(rank, fmt::format("needs {} slots, and there are {}", state.slots.size(), chunk_slots_));
+      }
       if (state.is_there[entry.unit]) refuse(rank, group_text(entry.unit) + " is gathered");
       if (!state.fetched.insert(entry.unit).second) refuse(rank, group_text(entry.unit) + " is fetched already");
       return;
@@ -265,7 +272,13 @@ void ScheduleRun::fetch(size_t rank, const Action& entry) {
 void ScheduleRun::evict(size_t rank, const Action& entry) {
   Rank& state = ranks_[rank];
   switch (entry.moved) {
-    case Action::Moved::parameters: refuse(rank, "parameters are freed, not evicted");
+    case Action::Moved::parameters:
+      if (!units_.groups[entry.unit].is_chunk) refuse(rank, "parameters are freed, not evicted");
+      if (units_.groups[entry.unit].is_whole && state.is_there[entry.unit]) {
+        refuse(rank, group_text(entry.unit) + " is gathered");
+      }
+      if (state.slots.erase(entry.unit) == 0) refuse(rank, group_text(entry.unit) + " has no slot");
+      return;
     case Action::Moved::gradients:
       if (!units_.groups[entry.unit].moves_gradients) refuse(rank, group_text(entry.unit) + " keeps its gradients");
       if (!state.away.insert(entry.unit).second) refuse(rank, "they are evicted already");
@@ -285,6 +298,7 @@ void ScheduleRun::step_group(size_t rank, int group) {
     refuse(rank, fmt::format("the gradient of {} is not reduced yet", group_text(group)));
   }
   if (!state.stepped.insert(group).second) refuse(rank, "is there twice");
+  if (state.slots.contains(group)) refuse(rank, group_text(group) + " has a slot, whose contents would be old");
 }
 
 }  // namespace caravan

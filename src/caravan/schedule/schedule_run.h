@@ -17,7 +17,8 @@ namespace caravan {
 /// execution.
 class ScheduleRun {
  public:
-  ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity);
+  ScheduleRun(std::span<const Schedule> tables, const Units& units, std::span<const int> rank_of_stage, int capacity,
+              int chunk_slots);
   void run();
 
  private:
@@ -39,6 +40,7 @@ class ScheduleRun {
     std::set<std::pair<int, int>> has_reduced;  // group and micro-batch
     std::set<std::pair<int, int>> unreduced;    // the same: something was added and is not reduced yet
     std::set<int> fetched;                      // groups whose parameters are fetched and not gathered yet
+    std::set<int> slots;                        // groups of chunks that have a slot
     std::set<int> away;                         // groups whose sums are evicted
     std::set<std::pair<int, int>> stored;       // unit and micro-batch of activations that are evicted
     std::set<int> stepped;                      // groups that have stepped
@@ -76,6 +78,7 @@ class ScheduleRun {
 
   std::span<const Schedule> tables_;
   int capacity_;
+  int chunk_slots_;
   const Units& units_;
   std::vector<int> rank_of_stage_;
   std::vector<Rank> ranks_;

@@ -53,6 +53,9 @@ class Chosen {
       return;
     }
     Setting* const place = place_of(family);
+    if (family == "chunks") {
+      refuse_choice("chunks", "is for recipes", "use `caravan train`, or add_chunks(), add_offload() and an Engine");
+    }
     if (place == nullptr) {
       refuse_choice(std::string(family), "is not a technique of a model", "pass it to what makes the optimizer");
     }

@@ -35,6 +35,15 @@ std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Sett
   return std::nullopt;
 }
 
+std::optional<Misfit> misfit_of_chunks(const Setting& chunks, const Setting& offload) {
+  if (!chunks.reads("size") || chunks.text("size") == "none") return std::nullopt;
+  const std::string& tier = offload.text("parameters");
+  if (tier == "host" || tier == "disk") return std::nullopt;
+  return Misfit{offload.full_name("parameters"),
+                "is \"" + tier + "\", but chunks hold parameters that rest outside of the device (chunks.size)",
+                "use \"host\" or \"disk\", or chunks.size = \"none\""};
+}
+
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
                                    const PipelineChoice& pipeline, const Setting& offload) {
   std::vector<Setting> techniques{data_parallel, hook, recompute, offload};

@@ -23,6 +23,9 @@ std::vector<Demand> demands_of(const RunProperties& run);
 /// the rank's own.
 std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload);
 
+/// Chunks hold parameters that rest outside of the device.
+std::optional<Misfit> misfit_of_chunks(const Setting& chunks, const Setting& offload);
+
 /// The settings of the techniques of a run, of families of the registry. A pipeline with its own table has none.
 std::vector<Setting> techniques_of(const Setting& data_parallel, const Setting& hook, const Setting& recompute,
                                    const PipelineChoice& pipeline, const Setting& offload);

@@ -93,6 +93,8 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   }
   in_words_of(choice.tiling, false, [&] { add_tiles(choice.tiling, strategy, model, mesh); });
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};
+  if (const auto misfit = misfit_of_chunks(choice.chunks, choice.offload)) refuse(*misfit, mesh);
+  add_around(choice.chunks, strategy, model);
   in_words_of(choice.data_parallel, false, [&] {
     body_of(choice.data_parallel).apply({strategy, mesh, dtypes, make_hook(choice.hook)}, choice.data_parallel);
   });

@@ -26,6 +26,7 @@ struct StrategyChoice {
   Setting tiling{"tiling"};
   Setting recompute{"recompute"};
   Setting offload{"offload"};
+  Setting chunks{"chunks"};
   bool waits_for_norm = false;  ///< updates wait for the gradient of the whole model: clipping, a loss scale
   bool overlap = true;          ///< communication of split layers overlaps computation (DeferredWork::set_overlaps)
 };

@@ -20,6 +20,7 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.pipeline.schedule.set("micro_batches", plan.accumulation);
   choice.overlap = recipe.comm.overlap;
   choice.offload = recipe.offload;
+  choice.chunks = recipe.chunks;
   choice.waits_for_norm = recipe.optimizer.clip_norm > 0 || recipe.precision.scales_loss();
   if (recipe.pipeline.is_used()) {
     choice.stage_of_block = stage_of_units(recipe.pipeline, model, unit_costs.empty() ? unit_flops(model) : unit_costs);

@@ -135,6 +135,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
   }
   if (const std::string text = offload_text(recipe_, memory_.own); !text.empty()) place_.notes.push_back(text);
+  for (std::string& line : chunk_lines(memory_.own.chunks)) place_.notes.push_back(std::move(line));
   if (const auto& tiers = state_->engine().strategy().tiers; tiers != nullptr) {
     for (std::string& note : tiers->notes()) place_.notes.push_back(std::move(note));
   }
@@ -159,6 +160,7 @@ MemoryPlan Run::resolve_memory(Communicator& world) {
   const int64_t vocabulary = dataset_.tokenizer.vocab_size();
   resolve_offload(recipe_, vocabulary, world);
   MemoryPlan plan = resolve_micro_batch(recipe_, vocabulary, world, place_.micro_batch);
+  resolve_chunks(recipe_, plan, vocabulary, world);
   check_budget(recipe_, plan, vocabulary, world);
   return plan;
 }

@@ -42,15 +42,6 @@ TEST(ChunkLayout, ATensorThatDoesNotFitBeginsTheNextChunk) {
                                           std::pair(2, 0), std::pair(3, 0)));
   EXPECT_EQ(layout.num_chunks, 4);
   EXPECT_DOUBLE_EQ(layout.waste(), 10.0 / 40);
-  EXPECT_THAT(layout.chunks_of(std::vector<int>{5, 1, 2, 3}), ElementsAre(0, 1, 3));
-}
-
-TEST(ChunkLayout, HasWholeGroupsOfRanks) {
-  const ChunkLayout layout = lay_out_chunks(tensors_of({10, 10, 10, 10}), 10, 3);
-  EXPECT_EQ(layout.num_chunks, 6);
-  EXPECT_EQ(layout.home(4), 1);
-  EXPECT_EQ(layout.group(4), 1);
-  EXPECT_DOUBLE_EQ(layout.waste(), 1.0 / 3);
 }
 
 TEST(ChunkLayout, NamesATensorThatFitsIntoNoChunk) {
@@ -80,8 +71,7 @@ TEST(ChunkLayout, SearchTakesTheLeastMemoryAndThenTheSmallestChunk) {
 RC_GTEST_PROP(ChunkLayout, TensorsLieInOrderAndApart, ()) {
   const auto sizes = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 40));
   const auto chunk = *rc::gen::inRange<int64_t>(40, 100);
-  const auto ranks = *rc::gen::inRange(1, 5);
-  const ChunkLayout layout = lay_out_chunks(tensors_of(sizes), chunk, ranks);
+  const ChunkLayout layout = lay_out_chunks(tensors_of(sizes), chunk);
   int64_t end = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
     const int64_t begin = layout.slots[i].chunk * chunk + layout.slots[i].offset;
@@ -92,8 +82,7 @@ RC_GTEST_PROP(ChunkLayout, TensorsLieInOrderAndApart, ()) {
     end = begin + sizes[i];
   }
   RC_ASSERT(end <= layout.total_elems());
-  RC_ASSERT(layout.total_elems() - end < chunk * ranks);
-  RC_ASSERT(layout.num_chunks % ranks == 0);
+  RC_ASSERT(layout.total_elems() - end < chunk);
 }
 
 RC_GTEST_PROP(ChunkLayout, SearchIsTheLeastOfAllSizes, ()) {

@@ -104,14 +104,14 @@ TEST(ChunkMoves, FixedDecisionsAreTakenOrRefused) {
   }
 }
 
-TEST(ChunkMoves, PrefetchUsesTheRoomThereIs) {
+TEST(ChunkMoves, PrefetchUsesTheRoomThereIsAndMakesMore) {
   ChunkTrace trace = trace_of_uses({{0, read}, {1, read}, {2, read}, {3, read}}, 30);
   const ChunkPlan plan = plan_moves(trace, ChunkPolicy::recorded);
   EXPECT_EQ(moves(plan), "0f0 1f1 2f2 3d0 3f3");
-  EXPECT_EQ(moves(with_prefetch(plan, trace, 1)), "0f0 0f1 1f2 3d0 3f3");
-  EXPECT_EQ(moves(with_prefetch(plan, trace, 2)), "0f0 0f1 0f2 3d0 3f3");
+  EXPECT_EQ(moves(with_prefetch(plan, trace, 1)), "0f0 0f1 1f2 2d0 2f3");
+  EXPECT_EQ(moves(with_prefetch(plan, trace, 2)), "0f0 0f1 0f2 1d0 1f3");
   trace.budget_bytes[0] = 20;
-  EXPECT_EQ(moves(with_prefetch(plan, trace, 2)), "0f0 0f1 1f2 3d0 3f3");
+  EXPECT_EQ(moves(with_prefetch(plan, trace, 2)), "0f0 0f1 1f2 1d0 1f3");
 }
 
 TEST(ChunkMoves, PrefetchWaitsForTheHost) {
@@ -149,85 +149,6 @@ RC_GTEST_PROP(ChunkMoves, PlansOfEveryPolicyWork, ()) {
             plan_moves(trace, ChunkPolicy::latest).moved_bytes());
 }
 
-// The first and the last use of each chunk, -1 without one.
-std::vector<std::pair<int, int>> ends_of(const ChunkTrace& trace) {
-  std::vector<std::pair<int, int>> result(trace.chunk_bytes.size(), {-1, -1});
-  for (size_t i = 0; i < trace.uses.size(); ++i) {
-    auto& [first, last] = result[static_cast<size_t>(trace.uses[i].chunk)];
-    if (first < 0) first = static_cast<int>(i);
-    last = static_cast<int>(i);
-  }
-  return result;
-}
-
-// A chunk whose contents a step overwrites reads them last, so that a number of steps can end with them consumed.
-void read_last_what_is_overwritten(ChunkTrace& step) {
-  for (const auto& [first, last] : ends_of(step)) {
-    if (first < 0 || step.uses[first].access != overwrite) continue;
-    if (first == last)
-      step.uses[first].access = modify;
-    else
-      step.uses[last].access = read;
-  }
-}
-
-// `count` steps in a row, of which the last ends with nothing that the next would only overwrite.
-ChunkTrace steps_of(const ChunkTrace& step, int count) {
-  ChunkTrace trace = repeat(step, count);
-  for (const auto& [first, last] : ends_of(trace))
-    if (first >= 0 && trace.uses[first].access == overwrite) trace.uses[last].access = consume;
-  return trace;
-}
-
-// The moves of the steps of `trace`, and what is left to write back.
-ChunkPlan join_steps(const RepeatedPlan& plan, const ChunkTrace& step, const ChunkTrace& trace, int count) {
-  ChunkPlan result;
-  for (int i = 0; i < count; ++i) {
-    const ChunkPlan& one = plan.step(static_cast<size_t>(i));
-    for (ChunkMove move : one.moves) {
-      move.moment += i * step.num_moments();
-      result.moves.push_back(move);
-    }
-    result.fetched_bytes += one.fetched_bytes;
-    result.written_bytes += one.written_bytes;
-  }
-  // Whether the last write on the device is later than the last write-back. Uses follow the moves of their moment.
-  for (size_t chunk = 0; chunk < step.chunk_bytes.size(); ++chunk) {
-    int written = -1;
-    for (const ChunkUse& use : trace.uses)
-      if (use.chunk == static_cast<int>(chunk) && use.access != read)
-        written = use.is_on_host || use.access == consume ? -1 : use.moment;
-    for (const ChunkMove& move : result.moves)
-      if (move.chunk == static_cast<int>(chunk) && move.kind == Kind::write_back && move.moment > written) written = -1;
-    if (written < 0) continue;
-    result.moves.push_back({.kind = Kind::write_back, .moment = trace.num_moments(), .chunk = static_cast<int>(chunk)});
-    result.written_bytes += step.chunk_bytes[chunk];
-  }
-  return result;
-}
-
-RC_GTEST_PROP(ChunkMoves, ARepeatedStepGoesOnWithoutEnd, ()) {
-  ChunkTrace step = random_trace(*rc::gen::inRange(1, 6), *rc::gen::inRange(1, 12), true);
-  read_last_what_is_overwritten(step);
-  const int most = *rc::gen::element(1, 2, 4, 5);  // 20 steps end where the device is emptied, if it is
-  for (const ChunkPolicy policy : {ChunkPolicy::lru, ChunkPolicy::recorded}) {
-    const RepeatedPlan plan = repeat_moves(step, policy, *rc::gen::inRange(0, 4), most);
-    RC_ASSERT(plan.steps.size() <= static_cast<size_t>(most));
-    const ChunkTrace trace = plan.is_emptied ? repeat(step, 20) : steps_of(step, 20);
-    check_moves(join_steps(plan, step, trace, 20), trace);
-  }
-}
-
-TEST(ChunkMoves, AStepOfGpt2RepeatsFromTheSecondOn) {
-  ChunkStep step = gpt2_step(12, 768);
-  step.updated_on_device = 2;
-  const ChunkTrace trace = trace_of(step, {.device_bytes = (step.num_chunks + 13) * step.chunk_bytes});
-  const RepeatedPlan plan = repeat_moves(trace, ChunkPolicy::recorded);
-  EXPECT_EQ(plan.steps.size(), 2U);
-  EXPECT_EQ(plan.repeats_from, 1U);
-  EXPECT_EQ(plan.step(7).moved_bytes(), 2 * (step.num_chunks - 2) * step.chunk_bytes);
-}
-
 TEST(ChunkStep, WritesForwardBackwardAndUpdate) {
   ChunkStep step{.units = {{0}, {0, 1}}, .num_chunks = 2, .chunk_bytes = 10, .state_bytes = 60, .updated_on_device = 1};
   const ChunkTrace trace = trace_of(step, {.device_bytes = 100, .forward_bytes = {30, 40}, .backward_bytes = {50, 60}});
@@ -243,34 +164,12 @@ TEST(ChunkStep, WritesForwardBackwardAndUpdate) {
 
 TEST(ChunkStep, GradientsReplaceParametersOrHaveChunks) {
   ChunkStep step{.units = {{0}}, .num_chunks = 1, .chunk_bytes = 10, .state_bytes = 60, .num_micro_batches = 2};
-  EXPECT_THROW(trace_of(step, {.device_bytes = 100}), UsageError);
   step.reuses_chunks = false;
   const std::vector<ChunkUse> uses = {{0, 0, read}, {1, 0, read},   {1, 1, overwrite},     {2, 0, read},
                                       {3, 0, read}, {3, 1, modify}, {4, 1, consume, true}, {4, 0, overwrite, true}};
   EXPECT_EQ(trace_of(step, {.device_bytes = 100}).uses, uses);
   // The parameter of one chunk comes once a step, and its gradient goes once, and not at all when they stay together.
   EXPECT_EQ(plan_moves(trace_of(step, {.device_bytes = 20}), ChunkPolicy::recorded).moved_bytes(), 20);
-}
-
-TEST(ChunkStep, OfARankHasItsChunkOfEachGroup) {
-  const ChunkStep whole{
-      .units = {{0, 1}, {1, 2}, {5}}, .num_chunks = 6, .chunk_bytes = 10, .state_bytes = 60, .updated_on_device = 0};
-  const RankStep of = step_of_rank(whole, {.device_bytes = 100, .forward_bytes = {50, 60, 70}}, 2);
-  EXPECT_EQ(of.step.num_chunks, 3);
-  EXPECT_THAT(of.step.units, ElementsAre(ElementsAre(0), ElementsAre(0, 1), ElementsAre(2)));
-  EXPECT_THAT(of.budget.forward_bytes, ElementsAre(40, 40, 60));
-  EXPECT_THAT(of.budget.backward_bytes, ElementsAre(90, 80, 90));
-}
-
-TEST(ChunkStep, StatesStayOnTheDeviceInTheMargin) {
-  ChunkStep step = gpt2_step(12, 768);
-  const int64_t chunk = step.chunk_bytes;
-  const auto budget = [&](int64_t device, int64_t forward) {
-    return StepBudget{.device_bytes = device, .forward_bytes = std::vector<int64_t>(step.units.size(), forward)};
-  };
-  EXPECT_EQ(states_in_margin(step, budget(100 * chunk, step.num_chunks * chunk)), 0);
-  EXPECT_EQ(states_in_margin(step, budget(100 * chunk, (step.num_chunks + 13) * chunk)), 2);
-  EXPECT_EQ(states_in_margin(step, budget(1000 * chunk, 1000 * chunk)), step.num_chunks);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
 #include "caravan/memory/chunks/chunk_layout.h"
-#include "caravan/memory/chunks/chunk_trace.h"
+#include "tests/memory/chunks/chunk_step.h"
 
 namespace caravan::testing {
 
@@ -39,7 +40,11 @@ inline ChunkStep gpt2_step(int layers, int64_t h) {
   ChunkStep step{.num_chunks = layout.num_chunks,
                  .chunk_bytes = 2 * layout.chunk_elems,    // fp16
                  .state_bytes = 12 * layout.chunk_elems};  // fp32: master copy and two moments
-  for (const std::vector<int>& tensors : gpt2.units) step.units.push_back(layout.chunks_of(tensors));
+  for (const std::vector<int>& tensors : gpt2.units) {
+    std::set<int> chunks;
+    for (const int tensor : tensors) chunks.insert(layout.slots[static_cast<size_t>(tensor)].chunk);
+    step.units.emplace_back(chunks.begin(), chunks.end());
+  }
   return step;
 }
 

@@ -59,9 +59,11 @@ double activation_gb(const Shape& shape) {
 ChunkLayout chunks_of(const Shape& shape, const Node& node) {
   const auto most = static_cast<int64_t>(0.1 * node.part * node.gpu_gb * kGiB / 4);
   const int64_t matrix = 4 * shape.width * shape.width;
-  return search_chunk_size(gpt2_tensors(shape.layers, shape.width).tensors,
-                           {.smallest = matrix, .largest = std::min(most, 2 * matrix + 8 * kMi), .step = kMi / 16},
-                           node.gpus);
+  ChunkLayout layout =
+      search_chunk_size(gpt2_tensors(shape.layers, shape.width).tensors,
+                        {.smallest = matrix, .largest = std::min(most, 2 * matrix + 8 * kMi), .step = kMi / 16});
+  layout.num_chunks = (layout.num_chunks + node.gpus - 1) / node.gpus * node.gpus;  // each rank has as many
+  return layout;
 }
 
 double needed_gb(const ChunkLayout& layout) { return 14.0 * static_cast<double>(layout.total_elems()) / kGiB; }

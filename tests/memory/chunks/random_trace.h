@@ -9,9 +9,8 @@
 
 namespace caravan::testing {
 
-/// A valid trace: every moment uses one or two chunks, some on the host, with a budget of its own. One that
-/// `may_repeat` consumes nothing.
-inline ChunkTrace random_trace(int num_chunks, int num_moments, bool may_repeat = false) {
+/// A valid trace: every moment uses one or two chunks, some on the host, with a budget of its own.
+inline ChunkTrace random_trace(int num_chunks, int num_moments) {
   ChunkTrace trace;
   for (int c = 0; c < num_chunks; ++c) trace.chunk_bytes.push_back(*rc::gen::inRange<int64_t>(1, 4));
   std::vector<bool> is_consumed(static_cast<size_t>(num_chunks), false);
@@ -26,7 +25,6 @@ inline ChunkTrace random_trace(int num_chunks, int num_moments, bool may_repeat 
                                                ChunkAccess::modify, ChunkAccess::overwrite, ChunkAccess::consume),
                    .is_on_host = *rc::gen::inRange(0, 6) == 0};
       const auto chunk = static_cast<size_t>(use.chunk);
-      if (may_repeat && use.access == ChunkAccess::consume) use.access = ChunkAccess::read;
       if (is_consumed[chunk]) use.access = ChunkAccess::overwrite;
       is_consumed[chunk] = use.access == ChunkAccess::consume;
       if (!use.is_on_host) used += trace.chunk_bytes[chunk];

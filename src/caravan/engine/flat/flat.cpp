@@ -92,8 +92,9 @@ FlatLayout::FlatLayout(const Strategy& strategy, const Mesh& mesh) {
   units_ = groups.units;
   const int num_units = static_cast<int>(strategy.units.size());
   std::vector<int> order;
-  for (int group = num_units; group-- > 0;) order.push_back(group);
-  for (int group = num_units; group < static_cast<int>(groups.parameters.size()); ++group) order.push_back(group);
+  const int num_own = num_units + strategy.chunks.num_chunks;  // of units and chunks
+  for (int group = num_own; group-- > 0;) order.push_back(group);
+  for (int group = num_own; group < static_cast<int>(groups.parameters.size()); ++group) order.push_back(group);
   for (const bool is_trained : {true, false}) {
     for (const int group : order) {
       for (const auto& parameters : by_way(groups.parameters[static_cast<size_t>(group)], strategy, mesh)) {
@@ -163,11 +164,29 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     bucket.reduce.push_back(
         {mesh[move.axis], move.from, move.to, level == levels.end() ? std::vector<int64_t>() : level->second.counts});
   }
+  if (units_.groups[static_cast<size_t>(group)].is_chunk) place_chunk(bucket, strategy);
   count_ = bucket.sharded_offset + aligned(bucket.sharded_count);
   if (bucket.is_trained && !ranges_.empty() && !bucket.is_apart()) {  // the gap is zero, so it may be included
     ranges_.back().count += count_ - bucket.sharded_offset - bucket.sharded_count;
   }
   buckets_.push_back(std::move(bucket));
+}
+
+/// A chunk is one bucket, and no rank has more of it than its slot holds.
+void FlatLayout::place_chunk(Bucket& bucket, const Strategy& strategy) {
+  const ParameterChunks& chunks = strategy.chunks;
+  bucket.slot_count = chunks.elems;
+  bucket.whole_count = bucket.fill.empty() ? chunks.elems : chunks.whole_elems();
+  const bool is_alone = buckets_.empty() || buckets_.back().group != bucket.group;
+  int64_t most = bucket.sharded_count;
+  for (const FlatCell& cell : bucket.fill) {
+    for (const int64_t count : cell.counts) most = bucket.fill.size() == 1 ? std::max(most, count) : most;
+  }
+  if (is_alone && most <= bucket.slot_count && bucket.unsharded_count <= bucket.whole_count) return;
+  throw InternalError({strategy.name, units_.groups[static_cast<size_t>(bucket.group)].name,
+                       fmt::format("{} elements in a slot of {}, {} in a chunk of {}", most, bucket.slot_count,
+                                   bucket.unsharded_count, bucket.whole_count),
+                       "", ""});
 }
 
 void FlatLayout::add_range(Range range) {

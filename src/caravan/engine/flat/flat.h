@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -47,6 +48,10 @@ struct Bucket {
                                      ///< sums
   std::vector<FlatCell> fill{};      ///< sharded -> unsharded, without cells that move nothing
   std::vector<FlatCell> reduce{};    ///< unsharded gradient -> sharded gradient: {debt axes, from, to}
+  int64_t slot_count = 0;            ///< of a chunk: elements of its slot
+  int64_t whole_count = 0;           ///< of a chunk: elements of a whole one, at least unsharded_count
+  /// Elements of transient unsharded buffers.
+  int64_t buffer_count() const noexcept { return std::max(unsharded_count, whole_count); }
   /// The unsharded parameter is the sharded tensor, or a copy of it in another dtype.
   bool is_in_place() const noexcept { return fill.empty() && !is_fetched; }
   /// Whether the gradient is reduced in place.
@@ -105,6 +110,7 @@ class FlatLayout {
 
  private:
   void place_bucket(const std::vector<Parameter*>& parameters, int group, const Strategy& strategy, const Mesh& mesh);
+  void place_chunk(Bucket& bucket, const Strategy& strategy);
   void add_range(Range range);
 
   Units units_;

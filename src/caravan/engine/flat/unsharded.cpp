@@ -164,22 +164,49 @@ TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::
 
 at::Tensor UnshardedParameters::take_buffer(const Bucket& bucket) {
   const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
-  return kept.defined() ? kept : pool_.take(bucket.unsharded_count, dtype_);
+  if (kept.defined()) return kept;
+  return pool_.take(bucket.buffer_count(), dtype_).narrow(0, 0, bucket.unsharded_count);
+}
+
+void UnshardedParameters::load(Group& group, const Bucket& bucket, const at::Tensor& to) {
+  if (bucket.sharded_count == 0) return;
+  const FlatMemory::Piece& piece = state_.source(bucket).piece(bucket.sharded_offset, bucket.sharded_count);
+  count_path("parameters loaded from " + std::string(name(piece.block->tier())));
+  group.loads.push_back(piece.block->load(to, state_.layout.units().groups[static_cast<size_t>(bucket.group)].name));
 }
 
 void UnshardedParameters::fetch(int group) {
   Group& own = groups_[static_cast<size_t>(group)];
-  if (own.is_fetched || own.is_there) return;
+  const bool is_chunk = state_.layout.units().groups[static_cast<size_t>(group)].is_chunk;
+  if (own.is_fetched || (own.is_there && !is_chunk)) return;
   own.is_fetched = true;
-  const std::string& what = state_.layout.units().groups[static_cast<size_t>(group)].name;
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || !bucket.is_fetched) continue;
+    if (is_chunk) {
+      own.slots.push_back(pool_.take(bucket.slot_count, dtype_));
+      load(own, bucket, own.slots.back().narrow(0, 0, bucket.sharded_count));
+      continue;
+    }
     own.buffers.push_back(take_buffer(bucket));
-    if (bucket.sharded_count == 0) continue;
-    const FlatMemory::Piece& piece = state_.source(bucket).piece(bucket.sharded_offset, bucket.sharded_count);
-    count_path("parameters loaded from " + std::string(name(piece.block->tier())));
-    own.loads.push_back(piece.block->load(own.buffers.back().narrow(0, bucket.own_offset, bucket.sharded_count), what));
+    load(own, bucket, own.buffers.back().narrow(0, bucket.own_offset, bucket.sharded_count));
   }
+}
+
+/// The buffer of a chunk: the slot itself if it has all of it.
+at::Tensor UnshardedParameters::from_slot(Group& group, const Bucket& bucket, const at::Tensor& slot) {
+  if (bucket.fill.empty()) return slot.narrow(0, 0, bucket.unsharded_count);
+  const at::Tensor buffer = take_buffer(bucket);
+  finish_loads(group);
+  if (!buffer.is_meta())
+    buffer.narrow(0, bucket.own_offset, bucket.sharded_count).copy_(slot.narrow(0, 0, bucket.sharded_count));
+  return buffer;
+}
+
+void UnshardedParameters::drop(int group) {
+  Group& own = groups_[static_cast<size_t>(group)];
+  finish_loads(own);
+  own.slots.clear();
+  own.is_fetched = false;
 }
 
 void UnshardedParameters::finish_loads(Group& group) {
@@ -199,7 +226,11 @@ void UnshardedParameters::gather(int group) {
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group != group || bucket.is_in_place()) continue;
     state_.source(bucket).wait(bucket.sharded_offset);
-    if (!bucket.is_fetched) own.buffers.push_back(take_buffer(bucket));
+    if (!own.slots.empty()) {
+      own.buffers.push_back(from_slot(own, bucket, own.slots[index]));
+    } else if (!bucket.is_fetched) {
+      own.buffers.push_back(take_buffer(bucket));
+    }
     const at::Tensor& buffer = own.buffers[index++];
     if (exchange_ != nullptr) {
       exchange_->pull(bucket);
@@ -236,14 +267,17 @@ void UnshardedParameters::take_memory(const Bucket& bucket) {
   }
 }
 
-void UnshardedParameters::free(int group) {
+void UnshardedParameters::free(int group, bool keeps_slot) {
   wait(group);
   Group& own = groups_[static_cast<size_t>(group)];
   for (const Bucket& bucket : state_.layout.buckets()) {
     if (bucket.group == group && !bucket.is_in_place()) take_memory(bucket);
   }
   own.buffers.clear();
-  own.is_there = own.is_fetched = false;
+  own.is_there = false;
+  if (keeps_slot && own.is_fetched && !own.slots.empty()) return;
+  own.slots.clear();
+  own.is_fetched = false;
 }
 
 }  // namespace caravan

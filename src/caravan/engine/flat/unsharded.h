@@ -35,19 +35,23 @@ class UnshardedParameters {
   void check_memory() const;
   /// Updates ungathered parameters and copies from the sharded values, if these may have changed.
   void refresh();
-  /// For a group whose parameters rest outside of the device: starts to load what a gather needs. No-op if it has
-  /// begun.
+  /// For a group whose parameters rest outside of the device: starts to load what a gather needs, of a chunk into a
+  /// slot. No-op if it has begun.
   void fetch(int group);
+  /// Takes the slot of a chunk, whose contents rest elsewhere.
+  void drop(int group);
   /// Starts to fill the unsharded parameters of a group; no-op if they are there. Call wait() before using them.
   void gather(int group);
   void wait(int group);
-  void free(int group);
+  /// `keeps_slot`: a chunk keeps its slot until drop().
+  void free(int group, bool keeps_slot = false);
   at::ScalarType dtype() const noexcept { return dtype_; }
   /// Whether a group has memory, or will have it.
   bool is_held(int group) const noexcept {
     const Group& own = groups_[static_cast<size_t>(group)];
     return own.is_there || own.is_fetched;
   }
+  bool has_slot(int group) const noexcept { return !groups_[static_cast<size_t>(group)].slots.empty(); }
   bool is_there(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_there; }
   bool is_gathered(int group) const noexcept { return groups_[static_cast<size_t>(group)].is_gathered; }
 
@@ -57,7 +61,8 @@ class UnshardedParameters {
     bool is_there = true;
     bool is_fetched = false;
     std::vector<at::Tensor> buffers;  ///< by its gathered buckets, while they exist
-    std::vector<Event> loads;         ///< into them
+    std::vector<at::Tensor> slots;    ///< the same, of a chunk
+    std::vector<Event> loads;         ///< into buffers or slots
     std::vector<TransferQueue::Ticket> transfers;
   };
   void make_leaf(const Slot& slot, const Bucket& bucket);
@@ -66,6 +71,8 @@ class UnshardedParameters {
   void take_memory(const Bucket& bucket);
   void tell_change(const Bucket& bucket);
   at::Tensor take_buffer(const Bucket& bucket);
+  void load(Group& group, const Bucket& bucket, const at::Tensor& to);
+  at::Tensor from_slot(Group& group, const Bucket& bucket, const at::Tensor& slot);
   static void finish_loads(Group& group);
   at::Tensor sharded_of(const Slot& slot) const;
   at::Tensor source(const Bucket& bucket) const;

@@ -31,7 +31,7 @@ const ChunkTensor& largest_chunk_tensor(std::span<const ChunkTensor> tensors) {
 }
 
 // Number of chunks without any slot: what a size costs.
-int count_chunks(std::span<const ChunkTensor> tensors, int64_t chunk_elems, int num_ranks) {
+int count_chunks(std::span<const ChunkTensor> tensors, int64_t chunk_elems) {
   int count = 0;
   int64_t room = 0;
   for (const ChunkTensor& tensor : tensors) {
@@ -41,7 +41,7 @@ int count_chunks(std::span<const ChunkTensor> tensors, int64_t chunk_elems, int 
     }
     room -= tensor.elems;
   }
-  return (count + num_ranks - 1) / num_ranks * num_ranks;
+  return count;
 }
 
 }  // namespace
@@ -56,22 +56,8 @@ double ChunkLayout::waste() const noexcept {
   return num_chunks == 0 ? 0 : 1 - static_cast<double>(used_elems()) / static_cast<double>(total_elems());
 }
 
-std::vector<std::vector<int>> ChunkLayout::tensors_of_chunks() const {
-  std::vector<std::vector<int>> result(static_cast<size_t>(num_chunks));
-  for (size_t i = 0; i < slots.size(); ++i) result[static_cast<size_t>(slots[i].chunk)].push_back(static_cast<int>(i));
-  return result;
-}
-
-std::vector<int> ChunkLayout::chunks_of(std::span<const int> some) const {
-  std::vector<int> result;
-  for (const int tensor : some) result.push_back(slots.at(static_cast<size_t>(tensor)).chunk);
-  std::ranges::sort(result);
-  result.erase(std::unique(result.begin(), result.end()), result.end());
-  return result;
-}
-
-ChunkLayout lay_out_chunks(std::vector<ChunkTensor> tensors, int64_t chunk_elems, int num_ranks) {
-  ChunkLayout layout{.chunk_elems = chunk_elems, .num_ranks = std::max(num_ranks, 1)};
+ChunkLayout lay_out_chunks(std::vector<ChunkTensor> tensors, int64_t chunk_elems) {
+  ChunkLayout layout{.chunk_elems = chunk_elems};
   int64_t room = 0;
   for (const ChunkTensor& tensor : tensors) {
     if (tensor.elems < 1 || tensor.elems > chunk_elems) refuse_chunk_tensor(tensor, chunk_elems, "chunk");
@@ -83,28 +69,25 @@ ChunkLayout lay_out_chunks(std::vector<ChunkTensor> tensors, int64_t chunk_elems
     room -= tensor.elems;
   }
   layout.tensors = std::move(tensors);
-  layout.num_chunks = (layout.num_chunks + layout.num_ranks - 1) / layout.num_ranks * layout.num_ranks;
   return layout;
 }
 
-std::vector<ChunkSizeTried> try_chunk_sizes(std::span<const ChunkTensor> tensors, const ChunkSizes& sizes,
-                                            int num_ranks) {
+std::vector<ChunkSizeTried> try_chunk_sizes(std::span<const ChunkTensor> tensors, const ChunkSizes& sizes) {
   check_chunk_sizes(sizes);
   const int64_t need = tensors.empty() ? 0 : largest_chunk_tensor(tensors).elems;
   std::vector<ChunkSizeTried> result;
   for (int64_t size = sizes.smallest; size <= sizes.largest; size += sizes.step)
-    result.push_back({.chunk_elems = size,
-                      .total_elems = need > size ? -1 : size * count_chunks(tensors, size, std::max(num_ranks, 1))});
+    result.push_back({.chunk_elems = size, .total_elems = need > size ? -1 : size * count_chunks(tensors, size)});
   return result;
 }
 
-ChunkLayout search_chunk_size(std::vector<ChunkTensor> tensors, const ChunkSizes& sizes, int num_ranks) {
+ChunkLayout search_chunk_size(std::vector<ChunkTensor> tensors, const ChunkSizes& sizes) {
   const ChunkSizeTried* best = nullptr;
-  const std::vector<ChunkSizeTried> tried = try_chunk_sizes(tensors, sizes, num_ranks);
+  const std::vector<ChunkSizeTried> tried = try_chunk_sizes(tensors, sizes);
   for (const ChunkSizeTried& size : tried)
     if (size.total_elems >= 0 && (best == nullptr || size.total_elems < best->total_elems)) best = &size;
   if (best == nullptr) refuse_chunk_tensor(largest_chunk_tensor(tensors), tried.back().chunk_elems, "largest chunk");
-  return lay_out_chunks(std::move(tensors), best->chunk_elems, num_ranks);
+  return lay_out_chunks(std::move(tensors), best->chunk_elems);
 }
 
 }  // namespace caravan

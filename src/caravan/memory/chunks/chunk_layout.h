@@ -7,8 +7,7 @@
 
 namespace caravan {
 
-/// A tensor that is to lie in a chunk. Parameters, gradients and optimizer states have one layout: that of the
-/// parameters, so that tensor i of every kind is at the same place of the same chunk.
+/// A tensor that is to lie in a chunk.
 struct ChunkTensor {
   std::string name;
   int64_t elems = 0;
@@ -23,8 +22,7 @@ struct ChunkLayout {
     int64_t offset = 0;  ///< in elements, in its chunk
   };
   int64_t chunk_elems = 0;
-  int num_chunks = 0;  ///< a multiple of num_ranks: the last ones may be empty
-  int num_ranks = 1;   ///< chunk c is at home on rank c % num_ranks
+  int num_chunks = 0;
   std::vector<ChunkTensor> tensors{};
   std::vector<Slot> slots{};  ///< by tensor
 
@@ -32,17 +30,10 @@ struct ChunkLayout {
   int64_t used_elems() const noexcept;
   /// Part of the chunks that holds no tensor, 0 to 1.
   double waste() const noexcept;
-  int home(int chunk) const noexcept { return chunk % num_ranks; }
-  /// Consecutive chunks, one of each rank, are gathered together: the unit of an all-gather and of a reduce-scatter.
-  int group(int chunk) const noexcept { return chunk / num_ranks; }
-  /// The tensors of each chunk.
-  std::vector<std::vector<int>> tensors_of_chunks() const;
-  /// The chunks of some tensors, ascending, each once: what a unit with these parameters needs.
-  std::vector<int> chunks_of(std::span<const int> tensors) const;
 };
 
 /// Throws ShapeError, naming the tensor and its size, if one is larger than a chunk or has no elements.
-ChunkLayout lay_out_chunks(std::vector<ChunkTensor> tensors, int64_t chunk_elems, int num_ranks = 1);
+ChunkLayout lay_out_chunks(std::vector<ChunkTensor> tensors, int64_t chunk_elems);
 
 /// Sizes of chunks to try: smallest, smallest + step .. up to largest.
 struct ChunkSizes {
@@ -58,11 +49,10 @@ struct ChunkSizeTried {
 };
 
 /// What a size costs, for each that is tried: a line of `inspect`.
-std::vector<ChunkSizeTried> try_chunk_sizes(std::span<const ChunkTensor> tensors, const ChunkSizes& sizes,
-                                            int num_ranks = 1);
+std::vector<ChunkSizeTried> try_chunk_sizes(std::span<const ChunkTensor> tensors, const ChunkSizes& sizes);
 
 /// The layout whose chunks take the least memory, of those the one with the smallest chunks. Throws ShapeError, naming
 /// the tensor, its size and the largest chunk, if a tensor fits into none: it must be tiled, or kept apart from chunks.
-ChunkLayout search_chunk_size(std::vector<ChunkTensor> tensors, const ChunkSizes& sizes, int num_ranks = 1);
+ChunkLayout search_chunk_size(std::vector<ChunkTensor> tensors, const ChunkSizes& sizes);
 
 }  // namespace caravan

@@ -47,24 +47,9 @@ ChunkPlan plan_moves(const ChunkTrace& trace, ChunkPolicy policy);
 /// there. Throws UsageError, naming the moment, if it has no room for what is kept.
 ChunkPlan plan_moves(const ChunkTrace& trace, const std::vector<bool>& keeps);
 
-/// Fetches at most `distance` moments before the use, where there is room: copies then run beside computation. The
-/// bytes stay the same. A fetch passes neither the write-back of the same chunk nor its last use.
+/// Fetches at most `distance` moments before the use, where there is room or a drop can make it: copies then run beside
+/// computation. The bytes stay the same. A fetch passes neither the write-back of its chunk nor its last use.
 ChunkPlan with_prefetch(const ChunkPlan& plan, const ChunkTrace& trace, int distance);
-
-/// The moves of a step that is repeated without end. Steps 0, 1 .. lead to one that begins and ends with the same
-/// chunks on the device; from then on the steps from `repeats_from` follow each other.
-struct RepeatedPlan {
-  std::vector<ChunkPlan> steps{};  ///< moments count from the beginning of each step
-  size_t repeats_from = 0;
-  bool is_emptied = false;  ///< no state came back: all steps repeat, and the last one empties the device at its end
-  /// The plan of step `index`.
-  const ChunkPlan& step(size_t index) const;
-};
-
-/// The plan of an endless repetition, with fetches at most `prefetch` moments ahead (with_prefetch). If no state of the
-/// device comes back within `most_steps` steps, the device is emptied after them. Throws UsageError for an invalid
-/// trace.
-RepeatedPlan repeat_moves(const ChunkTrace& step, ChunkPolicy policy, int prefetch = 0, int most_steps = 8);
 
 /// Performs a plan symbolically and counts its bytes. Throws InternalError, naming chunk and moment, if a use does not
 /// find its contents, contents are lost, or a moment has more on the device than its budget.

@@ -232,31 +232,4 @@ ChunkOptimum optimal_moves(const ChunkTrace& trace, int most_nodes) {
   return OptimumSearch(trace).run(most_nodes);
 }
 
-ChunkBytes compare_policies(const ChunkTrace& step, int most_nodes) {
-  constexpr int kSteps = 3;
-  const ChunkTrace trace = repeat(step, kSteps);
-  const ChunkOptimum optimum = optimal_moves(trace, most_nodes);
-  return {.recorded = plan_moves(trace, ChunkPolicy::recorded).moved_bytes() / kSteps,
-          .latest = plan_moves(trace, ChunkPolicy::latest).moved_bytes() / kSteps,
-          .lru = plan_moves(trace, ChunkPolicy::lru).moved_bytes() / kSteps,
-          .least = optimum.lower_bytes / kSteps,
-          .is_least = optimum.is_exact()};
-}
-
-int choose_states_on_device(ChunkStep step, const StepBudget& budget) {
-  const int most = states_in_margin(step, budget);
-  int best = 0;
-  int64_t least = 0;
-  for (int count = 0; count <= most; ++count) {
-    step.updated_on_device = count;
-    const ChunkTrace trace = trace_of(step, budget);
-    const int64_t bytes = plan_moves(repeat(trace, 3), ChunkPolicy::recorded).moved_bytes() -
-                          plan_moves(repeat(trace, 2), ChunkPolicy::recorded).moved_bytes();
-    if (count > 0 && bytes >= least) continue;
-    best = count;
-    least = bytes;
-  }
-  return best;
-}
-
 }  // namespace caravan

@@ -53,9 +53,7 @@ class ChunkReplay {
     bool is_on_device = false;  ///< the contents
     bool is_on_host = true;
     bool is_over = false;  ///< consumed
-    bool operator==(const Chunk&) const noexcept = default;
   };
-  const std::vector<Chunk>& chunks() const noexcept { return chunks_; }
 
   void finish(const ChunkPlan& plan) {
     moment_ = trace_.num_moments();
@@ -109,13 +107,10 @@ std::vector<int64_t> bytes_on_device(const ChunkPlan& plan, const ChunkTrace& tr
   return change;
 }
 
-// Calls `begins` before the moves of each moment.
-template <typename Begins>
-void replay_moments(ChunkReplay& replay, const ChunkPlan& plan, const ChunkTrace& trace, const Begins& begins) {
+void replay_moments(ChunkReplay& replay, const ChunkPlan& plan, const ChunkTrace& trace) {
   size_t move = 0;
   size_t use = 0;
   for (int moment = 0; moment < trace.num_moments(); ++moment) {
-    begins(moment);
     while (move < plan.moves.size() && plan.moves[move].moment <= moment) replay.perform(plan.moves[move++]);
     const size_t first = use;
     while (use < trace.uses.size() && trace.uses[use].moment == moment) ++use;
@@ -124,92 +119,95 @@ void replay_moments(ChunkReplay& replay, const ChunkPlan& plan, const ChunkTrace
   while (move < plan.moves.size()) replay.perform(plan.moves[move++]);
 }
 
-// The moves of moments first .. first + count - 1, counted from the first.
-ChunkPlan cut_plan(const ChunkPlan& plan, const ChunkTrace& trace, int first, int count) {
-  ChunkPlan result;
-  for (ChunkMove move : plan.moves) {
-    if (move.moment < first || move.moment >= first + count) continue;
-    move.moment -= first;
-    const int64_t bytes = trace.chunk_bytes[static_cast<size_t>(move.chunk)];
-    if (move.kind == ChunkMove::Kind::fetch) result.fetched_bytes += bytes;
-    if (move.kind == ChunkMove::Kind::write_back) result.written_bytes += bytes;
-    result.moves.push_back(move);
-  }
-  return result;
-}
-
 }  // namespace
 
 void check_moves(const ChunkPlan& plan, const ChunkTrace& trace) {
   ChunkReplay replay(trace);
-  replay_moments(replay, plan, trace, [](int) {});
+  replay_moments(replay, plan, trace);
   replay.finish(plan);
 }
 
+namespace {
+
+// Moves fetches of a plan up, and the drops that make room for them.
+class Prefetch {
+ public:
+  Prefetch(const ChunkPlan& plan, const ChunkTrace& trace)
+      : plan_(plan), trace_(trace), on_device_(bytes_on_device(plan, trace)), drops_(trace.budget_bytes.size() + 1) {
+    std::vector<int> last(trace.chunk_bytes.size(), -1);
+    std::vector<size_t> written(trace.chunk_bytes.size(), kNone);
+    size_t use = 0;
+    for (size_t i = 0; i < plan.moves.size(); ++i) {
+      const ChunkMove& move = plan.moves[i];
+      for (; use < trace.uses.size() && trace.uses[use].moment < move.moment; ++use)
+        last[static_cast<size_t>(trace.uses[use].chunk)] = trace.uses[use].moment;
+      const auto chunk = static_cast<size_t>(move.chunk);
+      if (move.kind == ChunkMove::Kind::write_back) written[chunk] = i;
+      if (move.kind != ChunkMove::Kind::drop) continue;
+      const bool is_now = written[chunk] != kNone && plan.moves[written[chunk]].moment == move.moment;
+      drops_[static_cast<size_t>(move.moment)].push_back({i, is_now ? written[chunk] : kNone, last[chunk] + 1});
+    }
+  }
+
+  ChunkPlan run(int distance) {
+    std::vector<int> earliest(trace_.chunk_bytes.size(), 0);  // by chunk: after its last use and its last move
+    size_t use = 0;
+    for (ChunkMove& move : plan_.moves) {
+      for (; use < trace_.uses.size() && trace_.uses[use].moment < move.moment; ++use)
+        earliest[static_cast<size_t>(trace_.uses[use].chunk)] = trace_.uses[use].moment + 1;
+      const auto chunk = static_cast<size_t>(move.chunk);
+      if (move.kind != ChunkMove::Kind::fetch) {
+        earliest[chunk] = move.moment + 1;
+        continue;
+      }
+      const int64_t bytes = trace_.chunk_bytes[chunk];
+      const int least = std::max(earliest[chunk], move.moment - distance);
+      while (move.moment > least && make_room(move.moment - 1, bytes)) {
+        --move.moment;
+        on_device_[static_cast<size_t>(move.moment)] += bytes;
+      }
+    }
+    std::ranges::stable_sort(plan_.moves, {}, &ChunkMove::moment);
+    return std::move(plan_);
+  }
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  struct Drop {
+    size_t move = 0;
+    size_t write_back = kNone;  ///< at the same moment, which goes with it
+    int from = 0;               ///< the moment from which on nothing uses the chunk
+  };
+
+  bool make_room(int moment, int64_t bytes) {
+    const auto m = static_cast<size_t>(moment);
+    std::vector<Drop>& later = drops_[m + 1];
+    for (size_t i = 0; i < later.size() && on_device_[m] + bytes > trace_.budget_bytes[m];) {
+      if (later[i].from > moment) {
+        ++i;
+        continue;
+      }
+      const size_t at = later[i].move;
+      const int chunk = plan_.moves[at].chunk;
+      plan_.moves[at].moment = moment;
+      if (later[i].write_back != kNone) plan_.moves[later[i].write_back].moment = moment;
+      on_device_[m] -= trace_.chunk_bytes[static_cast<size_t>(chunk)];
+      drops_[m].push_back(later[i]);
+      later.erase(later.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    return on_device_[m] + bytes <= trace_.budget_bytes[m];
+  }
+
+  ChunkPlan plan_;
+  const ChunkTrace& trace_;
+  std::vector<int64_t> on_device_;
+  std::vector<std::vector<Drop>> drops_;  ///< by moment
+};
+
+}  // namespace
+
 ChunkPlan with_prefetch(const ChunkPlan& plan, const ChunkTrace& trace, int distance) {
-  ChunkPlan result = plan;
-  std::vector<int64_t> on_device = bytes_on_device(plan, trace);
-  std::vector<int> earliest(trace.chunk_bytes.size(), 0);  // by chunk: after its last use and its last move
-  size_t use = 0;
-  for (ChunkMove& move : result.moves) {
-    for (; use < trace.uses.size() && trace.uses[use].moment < move.moment; ++use)
-      earliest[static_cast<size_t>(trace.uses[use].chunk)] = trace.uses[use].moment + 1;
-    const auto chunk = static_cast<size_t>(move.chunk);
-    if (move.kind != ChunkMove::Kind::fetch) {
-      earliest[chunk] = move.moment + 1;
-      continue;
-    }
-    const int64_t bytes = trace.chunk_bytes[chunk];
-    const int least = std::max(earliest[chunk], move.moment - distance);
-    while (move.moment > least) {
-      const auto before = static_cast<size_t>(move.moment) - 1;
-      if (on_device[before] + bytes > trace.budget_bytes[before]) break;
-      on_device[before] += bytes;
-      --move.moment;
-    }
-  }
-  std::ranges::stable_sort(result.moves, {}, &ChunkMove::moment);
-  return result;
-}
-
-const ChunkPlan& RepeatedPlan::step(size_t index) const {
-  if (index < steps.size()) return steps[index];
-  return steps.at(repeats_from + (index - repeats_from) % (steps.size() - repeats_from));
-}
-
-RepeatedPlan repeat_moves(const ChunkTrace& step, ChunkPolicy policy, int prefetch, int most_steps) {
-  const int moments = step.num_moments();
-  RepeatedPlan result;
-  // Two more steps, so that the end of the trace does not show in those that are used.
-  const ChunkTrace trace = repeat(step, most_steps + 2);
-  const ChunkPlan plan = with_prefetch(plan_moves(trace, policy), trace, prefetch);
-  std::vector<std::vector<ChunkReplay::Chunk>> states;  // at the beginning of each step
-  ChunkReplay replay(trace);
-  replay_moments(replay, plan, trace, [&](int moment) {
-    if (moment % moments == 0) states.push_back(replay.chunks());
-  });
-  for (int end = 1; end <= most_steps; ++end) {
-    result.steps.push_back(cut_plan(plan, trace, (end - 1) * moments, moments));
-    const auto last = states.begin() + end;
-    const auto same = std::find(states.begin(), last, *last);
-    if (same == last) continue;
-    result.repeats_from = static_cast<size_t>(same - states.begin());
-    return result;
-  }
-  const ChunkTrace alone = repeat(step, most_steps);
-  const ChunkPlan emptied = with_prefetch(plan_moves(alone, policy), alone, prefetch);
-  result = {.is_emptied = true};
-  for (int i = 0; i < most_steps; ++i)
-    result.steps.push_back(cut_plan(emptied, alone, i * moments, i + 1 < most_steps ? moments : moments + 1));
-  std::vector<bool> is_there(step.chunk_bytes.size(), false);
-  for (const ChunkMove& move : emptied.moves)
-    if (move.kind != ChunkMove::Kind::write_back)
-      is_there[static_cast<size_t>(move.chunk)] = move.kind != ChunkMove::Kind::drop;
-  for (size_t c = 0; c < is_there.size(); ++c)
-    if (is_there[c])
-      result.steps.back().moves.push_back(
-          {.kind = ChunkMove::Kind::drop, .moment = moments, .chunk = static_cast<int>(c)});
-  return result;
+  return Prefetch(plan, trace).run(distance);
 }
 
 }  // namespace caravan

@@ -30,6 +30,7 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
     throw UsageError({name, "accumulate", "gradients that accumulate in shards belong to stage 2", "", "use stage 2"});
   }
   check_prefetch(name, options.prefetch);
+  set_common(strategy, options);
   split_units(strategy, options.units);
   shard(strategy, mesh, name, options.axis);
   strategy.gathers = {.free_after_forward = false, .prefetch = options.prefetch};
@@ -37,7 +38,6 @@ void add_zero(Strategy& strategy, const Mesh& mesh, const ZeroOptions& options) 
   set_unsharded_memory(strategy, shares ? UnshardedMemory::shared : UnshardedMemory::kept);
   strategy.keeps_gradients = options.stage == 1;
   strategy.reduces_each_micro_batch = accumulate == Accumulate::sharded;
-  set_common(strategy, options);
 }
 
 void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) {
@@ -49,6 +49,7 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   }
   strategy.hook = options.hook;
   strategy.hook_axis = options.replicate_axis;
+  set_common(strategy, options);
   split_units(strategy, options.units);
   if (!options.replicate_axis.empty()) {
     check_invariant(strategy, mesh, options.replicate_axis, name);
@@ -60,7 +61,6 @@ void add_fsdp(Strategy& strategy, const Mesh& mesh, const FsdpOptions& options) 
   // In shared memory a second gather would find the values still there.
   strategy.gathers = {.free_after_forward = options.reshard_after_forward && !shares, .prefetch = options.prefetch};
   strategy.reduces_each_micro_batch = options.accumulate == Accumulate::sharded;
-  set_common(strategy, options);
 }
 
 Strategy zero(Module& model, const Mesh& mesh, const ZeroOptions& options) {

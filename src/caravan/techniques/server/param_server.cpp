@@ -47,6 +47,7 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
     throw UsageError({kName, options.reduce_dtype ? "reduce_dtype" : "gradient_dtype",
                       "workers that do not wait for each other push fp32", "", "leave it out, or push synchronously"});
   }
+  set_common(strategy, options);
   split_units(strategy, options.units);
   check_invariant(strategy, mesh, options.axis, kName);
   strategy.name = kName;
@@ -59,7 +60,6 @@ void add_param_server(Strategy& strategy, const Mesh& mesh, const ParameterServe
     memory = is_shared(kName, mesh, axis, options.share) ? UnshardedMemory::shared : UnshardedMemory::kept;
   set_unsharded_memory(strategy, memory);
   strategy.reduces_each_micro_batch = is_synchronous && options.accumulate == Accumulate::sharded;
-  set_common(strategy, options);
   if (!is_synchronous) strategy.buffers = Buffers::local;
 }
 

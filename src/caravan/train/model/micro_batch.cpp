@@ -137,9 +137,9 @@ RankPeak fullest_of(const std::function<std::vector<Rehearsal>()>& rehearse_some
   try {
     for (Rehearsal& rehearsal : rehearse_some()) {
       if (rehearsal.peak.total() <= fullest.peak.total()) continue;
-      fullest = {rehearsal.peak,       rehearsal.rank, std::move(rehearsal.peak_event),
-                 rehearsal.held_bytes, rehearsal.host, rehearsal.disk_bytes,
-                 rehearsal.moved};
+      fullest = {rehearsal.peak,       rehearsal.rank,  std::move(rehearsal.peak_event),
+                 rehearsal.held_bytes, rehearsal.host,  rehearsal.disk_bytes,
+                 rehearsal.moved,      rehearsal.chunks};
     }
   } catch (const c10::Error& error) {
     if (std::string_view(error.what_without_backtrace()).find("overflow") == std::string_view::npos) throw;

@@ -22,6 +22,7 @@ struct RankPeak {
   MemoryBytes host{};      ///< in host memory beyond the device
   int64_t disk_bytes = 0;
   Rehearsal::Moved moved{};  ///< between tiers, in a step
+  ChunkReport chunks{};
 };
 
 /// The predicted memory of the rank of a recipe that needs the most, before anything is allocated.

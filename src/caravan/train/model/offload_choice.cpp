@@ -1,6 +1,7 @@
 #include "caravan/train/model/offload_choice.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -86,6 +87,25 @@ void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
       recipe, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
 }
 
+std::optional<int64_t> chunk_room(const Recipe& recipe, const RankPeak& own) {
+  const int64_t budget = device_budget(recipe);
+  if (budget == 0 || !own.chunks.is_used() || recipe.chunks.text("device") != "auto") return std::nullopt;
+  const int64_t more = std::max<int64_t>((budget - own.peak.total()) / own.chunks.chunk_bytes, 0);
+  return std::min<int64_t>(own.chunks.slots + more, own.chunks.num_chunks) * own.chunks.chunk_bytes;
+}
+
+void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
+  const std::optional<int64_t> own = chunk_room(recipe, plan.own);
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
+  int64_t least = own ? -*own : kNone;  // minus the minimum
+  take_maxima(world, {&least, 1}, "chunks");
+  if (least == kNone) return;
+  recipe.chunks.set("device", std::to_string(-least));
+  const bool is_chosen = plan.is_chosen;
+  plan = resolve_micro_batch(recipe, vocabulary, world);
+  plan.is_chosen = is_chosen;
+}
+
 void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
   const int64_t budget = device_budget(recipe);
   int64_t exceeds = budget > 0 && plan.own.peak.total() > budget ? 1 : 0;
@@ -119,6 +139,24 @@ std::string offload_text(const Recipe& recipe, const RankPeak& own) {
     text += fmt::format(", writes {} to disk and reads {}", bytes(own.moved.to_disk), bytes(own.moved.from_disk));
   }
   return text;
+}
+
+std::vector<std::string> chunk_lines(const ChunkReport& chunks) {
+  if (!chunks.is_used()) return {};
+  std::vector<std::string> lines{
+      fmt::format("{} chunks of {} bytes ({}) on a rank, {:.1f} % of them empty; room for {} on the device ({})",
+                  chunks.num_chunks, chunks.chunk_bytes, format_bytes(chunks.chunk_bytes), 100 * chunks.waste,
+                  chunks.slots, format_bytes(chunks.room_bytes()))};
+  std::string text = fmt::format("a step of {} micro-batch{} loads", chunks.num_micro_batches,
+                                 chunks.num_micro_batches == 1 ? "" : "es");
+  const char* separator = " ";
+  for (const ChunkReport::Loads& loads : chunks.policies) {
+    text += fmt::format("{}{} chunks ({} bytes, {}) with \"{}\"", separator, loads.chunks, loads.bytes,
+                        format_bytes(loads.bytes), loads.policy);
+    separator = ", ";
+  }
+  lines.push_back(text + fmt::format("; no order loads fewer than {}", chunks.least));
+  return lines;
 }
 
 }  // namespace caravan

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "caravan/comm/communicator.h"
 #include "caravan/recipe/recipe.h"
@@ -26,6 +27,14 @@ Recipe with_chosen_offload(const Recipe& recipe, const std::function<bool(const 
 /// The same for a run: what fits device_budget on every rank, by rehearsals. Every rank of `world` calls it.
 void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world);
 
+/// With offload.device_budget, chunks.device = "auto" becomes what the plan leaves of it, and the plan that of a run
+/// with this room. Every rank of `world` calls it.
+void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Communicator& world);
+
+/// The room for chunks that leaves a rank within its device_budget: that of its least-room plan and what the budget has
+/// beside its peak, in whole chunks; nothing if "auto" is not for this to choose.
+std::optional<int64_t> chunk_room(const Recipe& recipe, const RankPeak& own);
+
 /// Throws ResourceError on every rank if some rank needs more than its device_budget: names the event, and the least
 /// offload that fits. Every rank of `world` calls it.
 void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world);
@@ -33,5 +42,8 @@ void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabula
 /// "optimizer on host: 1.2 GiB of host memory a rank; a step moves 300 MiB to the host, 600 MiB back": what a rank
 /// offloads; "" for nothing.
 std::string offload_text(const Recipe& recipe, const RankPeak& own);
+
+/// Lines about chunks: their size and number, their room, what a step loads under each policy.
+std::vector<std::string> chunk_lines(const ChunkReport& chunks);
 
 }  // namespace caravan

@@ -178,7 +178,10 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
     if (StateOwner* own = made->stepper->state()) made->trained.tensors.add(*own);
     const Stretches stretches = stretches_of(recipe, made->stepper->steps_at_once());
     const int64_t few_steps = std::min(stretches.longest, made->stepper->enough_steps());
+    Engine& engine = *made->trained.engine;
+    const bool has_chunks = engine.strategy().chunks.num_chunks > 0;
     RehearsedSteps steps{.step = [made, few, few_steps] { made->run(few, few_steps); }, .num_steps = stretches.mean};
+    if (has_chunks) steps.chunks = chunk_report(engine, static_cast<int>(few));
     if (few_steps > 1 && stretches.mean != static_cast<double>(few_steps)) {
       steps.shorter.push_back({[made, few, few_steps] { made->advance(*made->stepper, few, few_steps - 1); },
                                stretches.mean - static_cast<double>(few_steps), /*is_run_twice=*/true});
