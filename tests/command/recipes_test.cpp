@@ -1,6 +1,5 @@
 // The shipped recipes, each at a small size.
 #include <gmock/gmock.h>
-#include <regex>
 
 #include "tests/command/command.h"
 #include "tests/needs.h"
@@ -80,8 +79,7 @@ TEST_F(RecipesTest, StateRestsOnDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(path("tiers")));
 }
 
-/// Parameters in chunks, and what `inspect` says of the model that the recipe is for.
-TEST_F(RecipesTest, ChunksLearnAndTheLargestModelFits) {
+TEST_F(RecipesTest, ChunksLearn) {
   file("text.txt", text());
   const Result result = run_recipe(
       "chunks", {"data.text=" + path("text.txt"), "data.tokenizer=bytes", "model.vocabulary=0", "model.layers=3",
@@ -89,20 +87,6 @@ TEST_F(RecipesTest, ChunksLearnAndTheLargestModelFits) {
                  "offload.device_budget=64M", "sample.tokens=4"});
   ASSERT_EQ(result.code, 0) << result.err;
   expect_learned("chunks");
-  for (const auto& [memory, larger] :
-       {std::pair<std::string, Words>{"32", {}},
-        {"40", {"model.layers=66", "model.width=9216", "offload.gradients=host", "offload.device_budget=40G"}}}) {
-    Words words{"inspect", recipe("chunks"), "--ranks", "8", "--memory", memory};
-    const Words more = set(larger);
-    words.insert(words.end(), more.begin(), more.end());
-    const Result inspected = caravan(words);
-    EXPECT_EQ(inspected.code, 0) << inspected.err;
-    EXPECT_THAT(inspected.out, ::testing::StartsWith("fits"));
-    EXPECT_THAT(inspected.out, ::testing::HasSubstr("no order loads fewer than"));
-    std::smatch host;
-    ASSERT_TRUE(std::regex_search(inspected.out, host, std::regex("host memory +([0-9]+) bytes")));
-    EXPECT_LT(8 * std::stod(host[1]), (memory == "32" ? 240.0 : 1024.0) * (1 << 30));
-  }
 }
 
 TEST_F(RecipesTest, AdaptersOfSmolLm2LearnChats) {

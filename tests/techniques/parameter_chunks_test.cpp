@@ -16,6 +16,8 @@
 #include "caravan/recipe/recipe.h"
 #include "caravan/redistribute/redistribute.h"
 #include "caravan/techniques/make_strategy.h"
+#include "caravan/train/model/offload_choice.h"
+#include "caravan/train/model/rehearse.h"
 #include "tests/mesh/refusal.h"
 #include "tests/redistribute/denote.h"
 #include "tests/train/tiny_run.h"
@@ -290,6 +292,37 @@ TEST(ParameterChunks, FollowARecordedStep) {
     EXPECT_GT(expected, 0);
     // Ranks have other rows of each parameter.
     EXPECT_NEAR(ranks == 1 ? squares / expected : 1, 1, 1e-6);
+  }
+}
+
+/// The largest models of PatrickStar: 18B on 8 ranks with 32 GB of device each and 240 GB of host in all, 68B with 40 GB
+/// and 1 TB. In the room that the budget leaves, a rank is within it.
+TEST(ParameterChunks, TheLargestModelsFit) {
+  struct Largest {
+    Keys keys;
+    double parameters, host_gib;
+  };
+  for (const Largest& of :
+       {Largest{{}, 18.3e9, 240},
+        {{"model.layers=66", "model.width=9216", "offload.gradients=host", "offload.device_budget=40G"},
+         67.7e9,
+         1024}}) {
+    Recipe recipe = load_recipe(CARAVAN_SOURCE_DIR "/recipes/chunks.toml", of.keys);
+    EXPECT_NEAR(static_cast<double>(recipe.model.num_parameters()) / of.parameters, 1, 0.01);
+    const auto peak = [&] {
+      return fullest_of([&] { return std::vector<Rehearsal>{rehearse(recipe, 0, /*num_ranks=*/8, /*rank=*/0, 8)}; });
+    };
+    const RankPeak least = peak();
+    const std::optional<int64_t> room = chunk_room(recipe, least);
+    ASSERT_TRUE(room);
+    recipe.chunks.set("device", std::to_string(*room));
+    const RankPeak wide = peak();
+    EXPECT_GT(wide.chunks.slots, least.chunks.slots);
+    EXPECT_LT(wide.chunks.waste, 0.01);
+    EXPECT_GT(wide.peak.total(), int64_t{1} << 34);
+    EXPECT_LE(wide.peak.total(), device_budget(recipe));
+    EXPECT_LT(8.0 * static_cast<double>(wide.host.total()), of.host_gib * (1 << 30));
+    EXPECT_EQ(wide.chunks.policies.front().chunks, wide.chunks.least);
   }
 }
 

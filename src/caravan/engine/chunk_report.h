@@ -11,9 +11,8 @@ class Engine;
 /// What chunks of one rank take and load, for the plan of a run.
 struct ChunkReport {
   int64_t chunk_bytes = 0;
-  int num_chunks = 0;
-  int num_parts = 1;  ///< ranks that have a part of each parameter
-  double waste = 0;   ///< part of the chunks that holds no parameter, 0 to 1
+  int num_chunks = 0;  ///< that its units use
+  double waste = 0;    ///< part of them that holds no parameter, 0 to 1
   int slots = 0;
   int num_micro_batches = 1;
   struct Loads {

@@ -109,18 +109,13 @@ void lay_out_chunks(Strategy& strategy, const Strategy& even, const Mesh& mesh, 
   chunks.elems = room + row;
   chunks.slot_bytes = chunks.elems * element;
   chunks.num_parts = num_parts;
-  std::map<std::string, size_t> order;
-  for (const ChunkTensor& tensor : all) order.emplace(tensor.name, order.size());
-  int64_t used = 0;
   for (const auto& list : lists) {
     const ChunkLayout layout = lay_out_chunks(tensors_of(list), room);
     for (size_t i = 0; i < list.size(); ++i) {
       chunks.chunk_of.emplace(list[i].parameter->name(), chunks.num_chunks + layout.slots[i].chunk);
-      used += list[i].share;
     }
     chunks.num_chunks += layout.num_chunks;
   }
-  chunks.waste = 1 - static_cast<double>(used) / static_cast<double>(chunks.elems * chunks.num_chunks);
 }
 
 }  // namespace caravan

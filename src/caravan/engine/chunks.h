@@ -27,7 +27,6 @@ struct ParameterChunks {
   int num_parts = 1;  ///< ranks that have a part of each parameter
   int num_chunks = 0;
   std::map<std::string, int> chunk_of{};  ///< by parameter; one that stages of several ranks use is in none
-  double waste = 0;                       ///< part of the chunks that holds no parameter, 0 to 1
 
   /// Elements of a whole chunk, of all ranks.
   int64_t whole_elems() const noexcept { return elems * num_parts; }

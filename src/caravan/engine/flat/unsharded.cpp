@@ -257,13 +257,14 @@ void UnshardedParameters::wait(int group) {
 void UnshardedParameters::take_memory(const Bucket& bucket) {
   tell_change(bucket);
   if (state_.values.is_meta()) return;
-  const std::string& unit = state_.layout.units().groups[static_cast<size_t>(bucket.group)].name;
+  const Units::Group& about = state_.layout.units().groups[static_cast<size_t>(bucket.group)];
+  const std::string fact =
+      about.is_chunk ? about.name + " is not gathered" : "unit '" + about.name + "' is not running";
   for (size_t i = 0; i < bucket.num_slots; ++i) {
     const Parameter& parameter = *state_.layout.slots()[bucket.first_slot + i].parameter;
-    take_away(parameter.unsharded(),
-              fmt::format("[parameter] {}: is read while it is sharded: unit '{}' is not running. "
-                          "do: use it only in the forward of its unit, or read its shard",
-                          parameter.name(), unit));
+    take_away(parameter.unsharded(), fmt::format("[parameter] {}: is read while it is sharded: {}. "
+                                                 "do: use it only in the forward of its unit, or read its shard",
+                                                 parameter.name(), fact));
   }
 }
 
