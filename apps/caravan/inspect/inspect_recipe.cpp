@@ -330,7 +330,12 @@ int inspect_recipe(const InspectArguments& arguments) {
   std::map<int64_t, std::vector<Rehearsal>> rehearsed;
   MemoryPlan memory = memory_of(of, rehearsed);
   const Setting chunks = of.recipe.chunks;
-  if (const std::optional<int64_t> room = chunk_room(of.recipe, memory.fullest)) {
+  std::optional<int64_t> room;  // the least of all ranks
+  for (const Rehearsal& rehearsal : rehearsed[memory.micro_batch]) {
+    const auto own = chunk_room(of.recipe, rehearsal.peak.total(), rehearsal.chunks, memory.limit_bytes);
+    if (own) room = std::min(room.value_or(*own), *own);
+  }
+  if (room) {
     of.recipe.chunks.set("device", std::to_string(*room));
     rehearsed.clear();
     memory = memory_of(of, rehearsed);

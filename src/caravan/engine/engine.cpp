@@ -59,6 +59,10 @@ std::string_view path_of(Action::Kind kind) {
 
 /// Data parallelism that cuts parameters has cut the chunks.
 Strategy with_chunks(Strategy strategy, const Mesh& mesh) {
+  if (strategy.chunks.is_used && strategy.parameters_tier == Tier::device) {
+    throw UsageError({"chunks", "parameters", "rest on the device, where they are in no chunks", "",
+                      "offload them: add_offload(strategy, {.parameters = Tier::host})"});
+  }
   lay_out_chunks(strategy, strategy, mesh, /*num_parts=*/1);
   return strategy;
 }

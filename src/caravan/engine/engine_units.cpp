@@ -119,7 +119,7 @@ void Engine::gather_for(int unit) {
     const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
     if (is_needed) unsharded_->gather(group);
     const bool stays = holds_all() || (is_evaluating_ && keeps_unsharded(strategy_.unsharded_memory));
-    if (!is_needed && unsharded_->is_there(group) && !stays) unsharded_->free(group);
+    if (!is_needed && unsharded_->is_held(group) && !stays) unsharded_->free(group);
   }
 }
 

@@ -22,6 +22,7 @@ class ModelState final : public StateOwner {
                        .name = parameter->whole_name(),
                        .tensor = parameter->sharded().detach(),
                        .parameter = parameter};
+      if (state.layout.has(*parameter)) state.values.wait(state.layout.slot(*parameter).sharded_offset);
       if (state.values.is_on_disk()) {
         set_tensor(piece, state.values, state.layout.slot(*parameter));
         piece.loaded = [&state] { ++state.num_writes; };

@@ -143,8 +143,6 @@ DiskStore& Tiers::disk() {
   return *disk_;
 }
 
-std::vector<std::string> Tiers::notes() const { return disk_ == nullptr ? std::vector<std::string>() : disk_->notes(); }
-
 at::Tensor Tiers::host_tensor(int64_t count, at::ScalarType type) {
   const auto bytes = count * static_cast<int64_t>(c10::elementSize(type));
   const MemoryCharge charge = MemoryCharge::take(bytes, Tier::host);
@@ -171,6 +169,22 @@ at::Tensor Tiers::host_tensor(int64_t count, at::ScalarType type) {
   return at::from_blob(memory, {count}, release, at::TensorOptions(type));
 }
 
+at::Tensor Tiers::host_buffer(int64_t count, at::ScalarType type) {
+  at::Tensor buffer = host_tensor(count, type);
+  if (options_.is_meta || mlock(buffer.data_ptr(), buffer.nbytes()) == 0) return buffer;
+  not_locked_bytes_ += static_cast<int64_t>(buffer.nbytes());
+  return buffer;
+}
+
+std::vector<std::string> Tiers::notes() const {
+  std::vector<std::string> notes = disk_ == nullptr ? std::vector<std::string>() : disk_->notes();
+  if (not_locked_bytes_ > 0) {
+    notes.push_back(fmt::format("{} of host buffers are not locked in memory: raise ulimit -l to lock them",
+                                format_bytes(not_locked_bytes_)));
+  }
+  return notes;
+}
+
 void Tiers::reserve_slots(int64_t block_bytes) {
   const int64_t needed = std::min(Slots::kMost, DiskStore::padded(block_bytes));
   const MemoryKindScope kind(MemoryKind::buffers);
@@ -181,7 +195,7 @@ void Tiers::reserve_slots(int64_t block_bytes) {
       out_->run([] {}).wait();
     }
     slots->memory = at::Tensor();
-    slots->memory = host_tensor(Slots::kNum * needed, at::kByte);
+    slots->memory = host_buffer(Slots::kNum * needed, at::kByte);
     slots->bytes = needed;
   }
 }
@@ -280,7 +294,13 @@ Event Tiers::run_on_host(const std::string& what, std::function<void()> job) {
     host_ = device_->make_stream();
     if (options_.protects_host) host_ = std::make_unique<InlineStream>(std::move(host_));
   }
-  return run(*host_, "host", what, 0, std::move(job));
+  // Copies that the job starts are traced too.
+  TraceLog* const current = TraceLog::current();
+  auto trace = current == nullptr ? nullptr : current->shared_from_this();
+  return run(*host_, "host", what, 0, [job = std::move(job), trace = std::move(trace)] {
+    const TraceScope scope(trace);
+    job();
+  });
 }
 
 HostGuard::HostGuard(Tiers& tiers) : pages_(tiers.pages_) { pages_->guard(); }

@@ -89,6 +89,8 @@ class Tiers {
   TierBlock block(Tier tier, int64_t bytes);
   /// A flat zeroed tensor in host memory, in pages of its own, charged in the same way.
   at::Tensor host_tensor(int64_t count, at::ScalarType type);
+  /// The same for a buffer that data passes: locked in memory where the limit of the process allows it (ulimit -l).
+  at::Tensor host_buffer(int64_t count, at::ScalarType type);
 
   /// Copies between a device tensor and a tensor in host memory of as many bytes; both stay alive until the event is
   /// complete.
@@ -132,6 +134,7 @@ class Tiers {
   std::shared_ptr<Slots> slots_in_, slots_out_;
   struct Failure;
   std::shared_ptr<Failure> failure_;
+  int64_t not_locked_bytes_ = 0;
   Event held_event_{};
   at::Tensor held_{};                     ///< what is being stored; without memory too, so that rehearsals count it
   std::unique_ptr<CopyStream> in_, out_;  ///< to and from the device; last: their jobs use the others

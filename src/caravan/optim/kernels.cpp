@@ -34,6 +34,22 @@ struct AdamW {
   }
 };
 
+template <class T, class G, bool kHasMomentum>
+struct Sgd {
+  CARAVAN_INLINE void run(T* __restrict values, const G* __restrict gradients, T* __restrict momentum, int64_t count,
+                          const SgdStep* step) {
+    const T scale = static_cast<T>(step->gradient_scale);
+    const T decay = static_cast<T>(step->weight_decay);
+    const T rate = static_cast<T>(step->momentum);
+    const T lr = static_cast<T>(step->lr);
+    for (int64_t i = 0; i < count; ++i) {
+      T direction = load(gradients[i]) * scale + decay * values[i];
+      if constexpr (kHasMomentum) momentum[i] = direction = momentum[i] * rate + direction;
+      values[i] -= lr * direction;
+    }
+  }
+};
+
 template <class T>
 struct SumsOfSquares {
   CARAVAN_INLINE void run(const T* __restrict x, int64_t rows, int64_t row, double* __restrict sums) {
@@ -63,6 +79,19 @@ void adamw(T* values, const G* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copie
     simd::dispatch<AdamW<T, G, false>>(values, gradients, exp_avg, exp_avg_sq, copies, count, &step);
   }
 }
+
+template <class T, class G>
+void sgd(T* values, const G* gradients, T* momentum, int64_t count, const SgdStep& step) {
+  if (momentum != nullptr) {
+    simd::dispatch<Sgd<T, G, true>>(values, gradients, momentum, count, &step);
+  } else {
+    simd::dispatch<Sgd<T, G, false>>(values, gradients, momentum, count, &step);
+  }
+}
+
+template void sgd(float*, const float*, float*, int64_t, const SgdStep&);
+template void sgd(float*, const Bf16*, float*, int64_t, const SgdStep&);
+template void sgd(double*, const double*, double*, int64_t, const SgdStep&);
 
 template void adamw(float*, const float*, float*, float*, Bf16*, int64_t, const AdamWStep&);
 template void adamw(float*, const Bf16*, float*, float*, Bf16*, int64_t, const AdamWStep&);

@@ -23,6 +23,19 @@ template <class T, class G>
 void adamw(T* values, const G* gradients, T* exp_avg, T* exp_avg_sq, Bf16* copies, int64_t count,
            const AdamWStep& step);
 
+/// The numbers of one SGD step.
+struct SgdStep {
+  double gradient_scale = 1;
+  double weight_decay = 0;  ///< 0 for parameters that do not decay
+  double momentum = 0;
+  double lr = 0;
+};
+
+/// One sweep over `count` elements: reads gradients; updates values, and their momentum if that is not null. T is float
+/// or double; G is T, or Bf16. Single-threaded; the same bits on every machine.
+template <class T, class G>
+void sgd(T* values, const G* gradients, T* momentum, int64_t count, const SgdStep& step);
+
 /// The sum of squares of each of `rows` rows of `row` numbers: in the compute type over short stretches, then in
 /// fp64. T is float, double or Bf16. The same bits on every machine.
 template <class T>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -186,6 +187,24 @@ void Optimizer::walk(const Visit& visit) {
   }
 }
 
+/// Calls f(values, gradients, begin, count) for stretches of a part, in the types of its values and gradients.
+template <class F>
+void Optimizer::sweep_elements(const Part& part, const F& f) {
+  const auto sweep = [&]<class T, class G>(T, G) {
+    auto* values = static_cast<T*>(part.values.data_ptr());
+    const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
+    at::parallel_for(0, part.values.numel(), int64_t{1} << 15,
+                     [&](int64_t begin, int64_t end) { f(values + begin, gradients + begin, begin, end - begin); });
+  };
+  if (part.values.scalar_type() == at::kDouble) {
+    sweep(double{}, double{});
+  } else if (part.gradients.scalar_type() == at::kBFloat16) {
+    sweep(float{}, kernels::Bf16{});
+  } else {
+    sweep(float{}, float{});
+  }
+}
+
 AdamW::AdamW(FlatState& state, const AdamWOptions& options)
     : Optimizer(state, {"exp_avg", "exp_avg_sq"}, [options](const Part& part, double lr, double gradient_scale) {
         return update(part, options, lr, gradient_scale);
@@ -207,22 +226,13 @@ bool AdamW::update(const Part& part, const AdamWOptions& options, double lr, dou
                                    .epsilon = options.epsilon,
                                    .step_size = lr / (1 - std::pow(options.beta1, t)),
                                    .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
-  const auto sweep = [&]<class T, class G>(T, G) {
-    const auto data = [](const at::Tensor& flat) { return static_cast<T*>(flat.data_ptr()); };
-    const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
-    auto* copies = writes ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
-    at::parallel_for(0, part.values.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
-      kernels::adamw(data(part.values) + begin, gradients + begin, data(part.moments[0]) + begin,
-                     data(part.moments[1]) + begin, copies == nullptr ? nullptr : copies + begin, end - begin, numbers);
-    });
-  };
-  if (part.values.scalar_type() == at::kDouble) {
-    sweep(double{}, double{});
-  } else if (part.gradients.scalar_type() == at::kBFloat16) {
-    sweep(float{}, kernels::Bf16{});
-  } else {
-    sweep(float{}, float{});
-  }
+  auto* copies = writes ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
+  sweep_elements(part, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
+    using T = std::remove_pointer_t<decltype(values)>;
+    const auto moment = [&](size_t i) { return static_cast<T*>(part.moments[i].data_ptr()) + begin; };
+    kernels::adamw(values, gradients, moment(0), moment(1), copies == nullptr ? nullptr : copies + begin, count,
+                   numbers);
+  });
   return writes;
 }
 
@@ -236,17 +246,16 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options)
 }
 
 bool Sgd::update(const Part& part, const SgdOptions& options, double lr, double gradient_scale) {
-  constexpr int64_t kElements = int64_t{1} << 18;  // at a time, which stay in a cache
-  for (int64_t first = 0; first < part.values.numel(); first += kElements) {
-    const auto of = [&](const at::Tensor& whole) {
-      return whole.narrow(0, first, std::min(kElements, whole.numel() - first));
-    };
-    const at::Tensor values = of(part.values);
-    at::Tensor direction = of(part.gradients).to(values.scalar_type()) * gradient_scale;
-    if (options.weight_decay > 0 && part.decays) direction.add_(values, options.weight_decay);
-    if (!part.moments.empty()) direction = of(part.moments[0]).mul_(options.momentum).add_(direction);
-    values.add_(direction, -lr);
-  }
+  if (part.values.is_meta()) return false;
+  const kernels::SgdStep numbers{.gradient_scale = gradient_scale,
+                                 .weight_decay = part.decays ? options.weight_decay : 0,
+                                 .momentum = options.momentum,
+                                 .lr = lr};
+  sweep_elements(part, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
+    using T = std::remove_pointer_t<decltype(values)>;
+    T* momentum = part.moments.empty() ? nullptr : static_cast<T*>(part.moments[0].data_ptr()) + begin;
+    kernels::sgd(values, gradients, momentum, count, numbers);
+  });
   return false;
 }
 

@@ -59,12 +59,14 @@ class Optimizer : public StateOwner {
     bool decays = true;
     int64_t number = 1;  ///< step number, from 1
   };
-  /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies. Called on
-  /// another thread too.
+  /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies. It may
+  /// run on another thread until ~Optimizer: it holds what it needs by value.
   using Update = std::function<bool(const Part& part, double lr, double gradient_scale)>;
   /// `state` must outlive the optimizer. torch's version counters see its updates. `names`: of its moments, which are
   /// zero in the first step.
   Optimizer(FlatState& state, const std::vector<std::string>& names, Update update);
+  template <class F>
+  static void sweep_elements(const Part& part, const F& f);
 
  private:
   /// Whether some of what a step needs rests outside of the device.

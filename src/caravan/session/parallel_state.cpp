@@ -133,8 +133,14 @@ double ParallelModel::State::run_step(const std::function<MicroBatch(int)>& batc
     norm.emplace(mesh);
     engine.gradients().set_watch([this](const Slot& slot, const at::Tensor& gradient) { norm->add(slot, gradient); });
   }
-  const double loss = runner.run_step(static_cast<int>(options.micro_batches), batch_of);
-  engine.gradients().set_watch({});
+  struct Unwatch {  // also if the step throws
+    GradientSums& gradients;
+    ~Unwatch() { gradients.set_watch({}); }
+  };
+  const double loss = [&] {
+    const Unwatch unwatch{engine.gradients()};
+    return runner.run_step(static_cast<int>(options.micro_batches), batch_of);
+  }();
   ++step;
   if (is_meta()) return 0;
   at::Tensor all = at::scalar_tensor(engine.strategy().counts_loss(mesh) ? loss : 0.0, at::kDouble).reshape({1});

@@ -207,6 +207,9 @@ void ParallelModel::attach(Optimizer& optimizer) {
 
 void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
   if (!state_->checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
+  if (state_->own_optimizer != nullptr) {
+    refuse_model("attach", "an optimizer of this library has no scheduler", "give its step() the learning rate");
+  }
   state_->schedulers.push_back(&scheduler);
 }
 

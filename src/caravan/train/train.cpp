@@ -93,7 +93,8 @@ class Run {
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   std::unique_ptr<RunSaves> saves_;
   int64_t end_ = 0;
-  bool is_stopped_ = false;     ///< on request, in an evaluation or a sample
+  bool is_stopped_ = false;  ///< on request, in an evaluation or a sample
+  std::optional<int64_t> state_bytes_{};
   bool has_predicted_ = false;  ///< a log line already has the predicted kinds
 };
 
@@ -415,7 +416,9 @@ void Run::step_on() {
       evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
-  if (is_logged) metrics.state_bytes = state_->trained().bytes().state();
+  // Once: who asks for the state waits for the step of the host. It is all there after the first step.
+  if (!state_bytes_) state_bytes_ = state_->trained().bytes().state();
+  if (is_logged) metrics.state_bytes = *state_bytes_;
   if (is_logged && !std::exchange(has_predicted_, true)) metrics.predicted = memory_.own.peak;
   if (is_logged) {
     alone([&] {

@@ -14,9 +14,16 @@ namespace {
 class Pieces {
  public:
   using Allocate = std::function<at::Tensor(int64_t count)>;
-  /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket.
-  Pieces(at::TensorOptions options, Tier tier, std::shared_ptr<Tiers> tiers, MemoryKind kind, Allocate allocate)
-      : memory_(options), tier_(tier), tiers_(std::move(tiers)), kind_(kind), allocate_(std::move(allocate)) {}
+  /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket. `is_apart`: also on
+  /// the device each bucket has a piece.
+  Pieces(at::TensorOptions options, Tier tier, std::shared_ptr<Tiers> tiers, MemoryKind kind, bool is_apart,
+         Allocate allocate)
+      : memory_(options),
+        tier_(tier),
+        tiers_(std::move(tiers)),
+        kind_(kind),
+        is_apart_(is_apart),
+        allocate_(std::move(allocate)) {}
 
   void add_own(const Bucket& bucket) {
     if (tier_ != Tier::device) {
@@ -24,7 +31,7 @@ class Pieces {
       memory_.add(bucket.sharded_offset, bucket.sharded_count, tier_, tiers_);
       return;
     }
-    if (run_offset_ + run_count_ != bucket.sharded_offset) end_run();
+    if (is_apart_ || run_offset_ + run_count_ != bucket.sharded_offset) end_run();
     if (run_count_ == 0) run_offset_ = bucket.sharded_offset;
     run_count_ = FlatLayout::aligned(bucket.sharded_offset + bucket.sharded_count) - run_offset_;
   }
@@ -47,6 +54,7 @@ class Pieces {
   Tier tier_;
   std::shared_ptr<Tiers> tiers_;
   MemoryKind kind_;
+  bool is_apart_;
   Allocate allocate_;
   int64_t run_offset_ = 0;
   int64_t run_count_ = 0;
@@ -79,11 +87,12 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   const Tier values_tier = strategy.values_tier();
   const bool has_one_tier = values_tier == strategy.parameters_tier;
-  Pieces all_values(of(dtype), values_tier, tiers, MemoryKind::parameters,
+  Pieces all_values(of(dtype), values_tier, tiers, MemoryKind::parameters, /*is_apart=*/false,
                     [&](int64_t count) { return make(count, dtype, parameter_bytes); });
-  Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers, MemoryKind::gradients,
+  Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers, MemoryKind::gradients, /*is_apart=*/false,
                        [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
-  Pieces all_copies(of(compute_dtype), strategy.parameters_tier, tiers, MemoryKind::parameters,
+  // The host writes copies bucket by bucket, and a unit waits for its own.
+  Pieces all_copies(of(compute_dtype), strategy.parameters_tier, tiers, MemoryKind::parameters, tiers != nullptr,
                     [&](int64_t count) { return make(count, compute_dtype, parameter_bytes); });
   kept_leaves.resize(layout.buckets().size());
   kept_sums.resize(layout.buckets().size());

@@ -26,8 +26,8 @@ TierBlock& block_of(const TierSweep::Source& source, const Bucket& bucket) {
   return *source.flat->piece(bucket.sharded_offset, bucket.sharded_count).block;
 }
 
-/// Memory of a bucket on device or host. Writes on another thread do not change torch's version counters: an Optimizer
-/// does.
+/// Memory of a bucket on device or host. Writes on another thread must not change torch's version counters; the
+/// Optimizer raises them itself.
 at::Tensor resident(const TierSweep::Source& source, const Bucket& bucket) {
   if (source.on_device) return source.on_device(bucket);
   return source.flat->narrow(bucket.sharded_offset, bucket.sharded_count).variable_data();
@@ -47,15 +47,15 @@ struct TierSweep::Run {
   struct OfBucket {
     const Bucket* bucket = nullptr;
     std::vector<Place> places{};  ///< by source
-    int64_t chunks_left = 0;
+    int64_t parts_left = 0;
     std::promise<void> done{};
   };
-  struct Chunk {
+  struct OwnPart {
     size_t bucket = 0;
     int64_t begin = 0;
     int64_t count = 0;
   };
-  /// What one chunk works with.
+  /// What one part is worked on in.
   struct Set {
     std::vector<at::Tensor> tensors{};  ///< by source
     std::vector<Event> reads{}, writes{};
@@ -68,13 +68,13 @@ struct TierSweep::Run {
   std::vector<Source> sources;
   Work work;
   std::vector<OfBucket> buckets{};
-  std::vector<Chunk> chunks{};
+  std::vector<OwnPart> parts{};
   std::vector<Set> sets{};
 
   void add(const Bucket& bucket);
   void run();
   void start(size_t index);
-  void store(const Chunk& chunk, Set& set);
+  void store(const OwnPart& part, Set& set);
   void end(Set& set);
   void give_up(const std::exception_ptr& error) noexcept;
 };
@@ -96,8 +96,8 @@ void TierSweep::Run::add(const Bucket& bucket) {
   }
   const int64_t most = is_here ? bucket.sharded_count : FlatMemory::kPart;
   for (int64_t begin = 0; begin < bucket.sharded_count; begin += most) {
-    chunks.push_back({buckets.size(), begin, std::min(most, bucket.sharded_count - begin)});
-    ++own.chunks_left;
+    parts.push_back({buckets.size(), begin, std::min(most, bucket.sharded_count - begin)});
+    ++own.parts_left;
   }
   buckets.push_back(std::move(own));
 }
@@ -106,16 +106,16 @@ void TierSweep::Run::run() {
   const at::NoGradGuard no_grad;
   sets.resize(kSets);
   try {
-    for (size_t i = 0; i < std::min(kSets - 1, chunks.size()); ++i) start(i);
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      if (i + kSets - 1 < chunks.size()) start(i + kSets - 1);
+    for (size_t i = 0; i < std::min(kSets - 1, parts.size()); ++i) start(i);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (i + kSets - 1 < parts.size()) start(i + kSets - 1);
       Set& set = sets[i % kSets];
       for (const Event& read : set.reads) read.wait();
       set.reads.clear();
-      work({*buckets[chunks[i].bucket].bucket, chunks[i].begin, chunks[i].count, set.tensors});
-      store(chunks[i], set);
+      work({*buckets[parts[i].bucket].bucket, parts[i].begin, parts[i].count, set.tensors});
+      store(parts[i], set);
     }
-    for (size_t i = chunks.size(); i < chunks.size() + kSets; ++i) end(sets[i % kSets]);
+    for (size_t i = parts.size(); i < parts.size() + kSets; ++i) end(sets[i % kSets]);
   } catch (...) {
     give_up(std::current_exception());
     throw;
@@ -130,11 +130,11 @@ void TierSweep::Run::give_up(const std::exception_ptr& error) noexcept {
   }
   for (OfBucket& own : buckets) {
     own.places.clear();
-    if (own.chunks_left > 0) own.done.set_exception(error);
+    if (own.parts_left > 0) own.done.set_exception(error);
   }
 }
 
-/// The writes of the chunk that had this set before are over.
+/// The writes of the part that had this set before are over.
 void TierSweep::Run::end(Set& set) {
   if (!set.is_used) return;
   for (const Event& write : set.writes) write.wait();
@@ -142,59 +142,59 @@ void TierSweep::Run::end(Set& set) {
   set.tensors.clear();
   set.is_used = false;
   OfBucket& own = buckets[set.bucket];
-  if (--own.chunks_left > 0) return;
+  if (--own.parts_left > 0) return;
   own.places.clear();  // before others go on, so that their memory has returned then
   own.done.set_value();
 }
 
 void TierSweep::Run::start(size_t index) {
-  const Chunk& chunk = chunks[index];
+  const OwnPart& part = parts[index];
   Set& set = sets[index % kSets];
   end(set);
-  set.bucket = chunk.bucket;
+  set.bucket = part.bucket;
   set.is_used = true;
   set.tensors.assign(sources.size(), at::Tensor());
   for (size_t i = 0; i < sources.size(); ++i) {
-    const Place& place = buckets[chunk.bucket].places[i];
+    const Place& place = buckets[part.bucket].places[i];
     if (!place.is_there) continue;
     if (place.tier != Tier::device) place.stored.wait();
     if (sources[i].copy_of >= 0) continue;
     if (place.tier == Tier::host) {
-      set.tensors[i] = place.memory.narrow(0, chunk.begin, chunk.count);
+      set.tensors[i] = place.memory.narrow(0, part.begin, part.count);
       continue;
     }
-    const at::Tensor to = staging[index % kSets][i].narrow(0, 0, chunk.count);
+    const at::Tensor to = staging[index % kSets][i].narrow(0, 0, part.count);
     set.tensors[i] = to;
     if (!sources[i].is_read) continue;
     if (place.tier == Tier::device) {
-      set.reads.push_back(tiers.copy_out(to, place.memory.narrow(0, chunk.begin, chunk.count)));
+      set.reads.push_back(tiers.copy_out(to, place.memory.narrow(0, part.begin, part.count)));
       continue;
     }
     const auto bytes = static_cast<int64_t>(to.nbytes());
     tiers.count({.from_disk = bytes});
     if (tiers.is_meta()) continue;
-    set.reads.push_back(tiers.disk().read(place.block, chunk.begin * to.element_size(), to.data_ptr(), bytes));
+    set.reads.push_back(tiers.disk().read(place.block, part.begin * to.element_size(), to.data_ptr(), bytes));
   }
 }
 
-void TierSweep::Run::store(const Chunk& chunk, Set& set) {
+void TierSweep::Run::store(const OwnPart& part, Set& set) {
   for (size_t i = 0; i < sources.size(); ++i) {
-    const Place& place = buckets[chunk.bucket].places[i];
+    const Place& place = buckets[part.bucket].places[i];
     const bool is_copy = sources[i].copy_of >= 0;
     const at::Tensor& from = set.tensors[static_cast<size_t>(is_copy ? sources[i].copy_of : static_cast<int>(i))];
     if (!sources[i].is_written || !place.is_there || !from.defined()) continue;
     if (place.tier == Tier::host) {
-      if (is_copy) place.memory.narrow(0, chunk.begin, chunk.count).copy_(from);
+      if (is_copy) place.memory.narrow(0, part.begin, part.count).copy_(from);
       continue;
     }
     if (place.tier == Tier::device) {
-      set.writes.push_back(tiers.copy_in(place.memory.narrow(0, chunk.begin, chunk.count), from));
+      set.writes.push_back(tiers.copy_in(place.memory.narrow(0, part.begin, part.count), from));
       continue;
     }
     const auto bytes = static_cast<int64_t>(from.nbytes());
     tiers.count({.to_disk = bytes});
     if (tiers.is_meta()) continue;
-    set.writes.push_back(tiers.disk().write(place.block, chunk.begin * from.element_size(), from.data_ptr(), bytes));
+    set.writes.push_back(tiers.disk().write(place.block, part.begin * from.element_size(), from.data_ptr(), bytes));
   }
 }
 
@@ -222,7 +222,7 @@ void TierSweep::reserve(const std::vector<Source>& sources) {
       const Source& source = sources[i];
       const bool is_used = source.on_device || source.flat->defined();
       const bool has_own = is_used && tier_of(source) != Tier::host && source.copy_of < 0;
-      if (has_own) set[i] = tiers_.host_tensor(count, source.flat->scalar_type());
+      if (has_own) set[i] = tiers_.host_buffer(count, source.flat->scalar_type());
     }
   }
 }

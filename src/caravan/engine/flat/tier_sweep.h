@@ -51,7 +51,6 @@ class TierSweep {
 
  private:
   struct Run;
-  struct Buffers;
   void run_on_device(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, const Work& work);
   void reserve(const std::vector<Source>& sources);
 

@@ -87,19 +87,24 @@ void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
       recipe, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
 }
 
-std::optional<int64_t> chunk_room(const Recipe& recipe, const RankPeak& own) {
-  const int64_t budget = device_budget(recipe);
-  if (budget == 0 || !own.chunks.is_used() || recipe.chunks.text("device") != "auto") return std::nullopt;
-  const int64_t more = std::max<int64_t>((budget - own.peak.total()) / own.chunks.chunk_bytes, 0);
-  return std::min<int64_t>(own.chunks.slots + more, own.chunks.num_chunks) * own.chunks.chunk_bytes;
+std::optional<int64_t> chunk_room(const Recipe& recipe, int64_t peak_bytes, const ChunkReport& chunks,
+                                  int64_t limit_bytes) {
+  const bool is_chosen = device_budget(recipe) > 0 && recipe.chunks.text("device") == "auto";
+  if (!is_chosen || !chunks.is_used() || limit_bytes <= 0) return std::nullopt;
+  const int64_t more = std::max<int64_t>((limit_bytes - peak_bytes) / chunks.chunk_bytes, 0);
+  return (chunks.slots + more) * chunks.chunk_bytes;
 }
 
 void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
-  const std::optional<int64_t> own = chunk_room(recipe, plan.own);
+  const std::optional<int64_t> own = chunk_room(recipe, plan.own.peak.total(), plan.own.chunks, plan.limit_bytes);
   constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
   int64_t least = own ? -*own : kNone;  // minus the minimum
   take_maxima(world, {&least, 1}, "chunks");
   if (least == kNone) return;
+  const ChunkReport& chunks = plan.own.chunks;
+  int64_t has_more = chunks.is_used() && -least > chunks.room_bytes() && chunks.slots < chunks.num_chunks ? 1 : 0;
+  take_maxima(world, {&has_more, 1}, "chunks");
+  if (has_more == 0) return;
   recipe.chunks.set("device", std::to_string(-least));
   const bool is_chosen = plan.is_chosen;
   plan = resolve_micro_batch(recipe, vocabulary, world);
@@ -147,7 +152,7 @@ std::vector<std::string> chunk_lines(const ChunkReport& chunks) {
       fmt::format("{} chunks of {} bytes ({}) on a rank, {:.1f} % of them empty; room for {} on the device ({})",
                   chunks.num_chunks, chunks.chunk_bytes, format_bytes(chunks.chunk_bytes), 100 * chunks.waste,
                   chunks.slots, format_bytes(chunks.room_bytes()))};
-  std::string text = fmt::format("a step of {} micro-batch{} loads", chunks.num_micro_batches,
+  std::string text = fmt::format("{} micro-batch{}, as rehearsed, load", chunks.num_micro_batches,
                                  chunks.num_micro_batches == 1 ? "" : "es");
   const char* separator = " ";
   for (const ChunkReport::Loads& loads : chunks.policies) {

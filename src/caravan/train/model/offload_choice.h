@@ -31,9 +31,11 @@ void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world);
 /// with this room. Every rank of `world` calls it.
 void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Communicator& world);
 
-/// The room for chunks that leaves a rank within its device_budget: that of its least-room plan and what the budget has
-/// beside its peak, in whole chunks; nothing if "auto" is not for this to choose.
-std::optional<int64_t> chunk_room(const Recipe& recipe, const RankPeak& own);
+/// The room for chunks that leaves a rank within `limit_bytes`: that of its least-room plan and what the limit has
+/// beside its peak, in whole chunks, maybe more than there are; nothing if "auto" is not for this to choose. Ranks take
+/// the least.
+std::optional<int64_t> chunk_room(const Recipe& recipe, int64_t peak_bytes, const ChunkReport& chunks,
+                                  int64_t limit_bytes);
 
 /// Throws ResourceError on every rank if some rank needs more than its device_budget: names the event, and the least
 /// offload that fits. Every rank of `world` calls it.

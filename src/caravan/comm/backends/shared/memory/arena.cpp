@@ -144,9 +144,9 @@ void Arena::reclaim() noexcept {
 
 /// While operations are in flight: what none of them uses. Not shared blocks: operations of other ranks may use them.
 void Arena::reclaim_unused() {
-  if (!has_released_.load() || is_used_ == nullptr || std::this_thread::get_id() != thread_.load()) return;
+  if (!has_released_.load() || std::this_thread::get_id() != thread_.load()) return;
   const std::lock_guard lock(mutex_);
-  if (tainted_.load()) return;
+  if (tainted_.load() || is_used_ == nullptr) return;
   std::erase_if(released_, [&](const Block& block) {
     if (block.is_shared || is_used_(segment_->arena(world_rank_) + block.begin, block.bytes)) return false;
     put_back(block);

@@ -29,7 +29,10 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Whether an operation in flight has buffers in these bytes; null: that is unknown, so any may. Called on the rank's
   /// own thread.
   using IsUsed = std::function<bool(const std::byte* memory, size_t bytes)>;
-  void set_is_used(IsUsed is_used) { is_used_ = std::move(is_used); }
+  void set_is_used(IsUsed is_used) {
+    const std::lock_guard lock(mutex_);
+    is_used_ = std::move(is_used);
+  }
 
   /// Null if the arena has no room left. Throws ResourceError if this is more than the process can use, or if the
   /// kernel has no memory left.
@@ -41,7 +44,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   /// Called on the rank's own thread around every operation.
   void begin_operation() noexcept {
-    if (thread_.load(std::memory_order_relaxed) == std::thread::id()) thread_.store(std::this_thread::get_id());
+    thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
   void end_operations(uint32_t count) noexcept;
@@ -73,7 +76,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<Segment> segment_;
   int world_rank_;
   size_t max_bytes_;                       // of memory that the process can use
-  std::atomic<std::thread::id> thread_{};  // the rank's own, once it has begun an operation
+  std::atomic<std::thread::id> thread_{};  // that has begun the last operation
   IsUsed is_used_;
   std::atomic<uint32_t> in_flight_{0};
   std::atomic<bool> tainted_{false};
