@@ -309,7 +309,7 @@ TEST(ParameterChunks, TheLargestModelsFit) {
       return fullest_of([&] { return std::vector<Rehearsal>{rehearse(recipe, 0, /*num_ranks=*/8, /*rank=*/0, 8)}; });
     };
     const RankPeak least = peak();
-    const std::optional<int64_t> room = chunk_room(recipe, least);
+    const std::optional<int64_t> room = chunk_room(recipe, least.peak.total(), least.chunks, device_budget(recipe));
     ASSERT_TRUE(room);
     recipe.chunks.set("device", std::to_string(*room));
     const RankPeak wide = peak();
@@ -320,6 +320,17 @@ TEST(ParameterChunks, TheLargestModelsFit) {
     EXPECT_LT(8.0 * static_cast<double>(wide.host.total()), of.host_gib * (1 << 30));
     EXPECT_EQ(wide.chunks.policies.front().chunks, wide.chunks.least);
   }
+}
+
+/// What an attack has found: early steps of chunks that a rank has whole, several of which end with one event; fetches
+/// far ahead under a policy that keeps what it does not need.
+TEST_F(ParameterChunksTest, StepsAndFetchesWaitForSlots) {
+  expect_same(1, {"optimizer.clip_norm=0", "train.micro_batch=12"},
+              together({kParametersAway, {"offload.gradients=host", "chunks.size=auto"}}));
+  expect_same(2, {"optimizer.clip_norm=0", "train.micro_batch=6"},
+              together({kParametersAway, {"offload.gradients=host", "chunks.size=auto"}}));
+  expect_same(2, {"data_parallel.technique=zero1", "tiling.tiles=3", "train.micro_batch=3"},
+              together({kParametersAway, {"offload.prefetch=3", "chunks.size=auto", "chunks.policy=lru"}}));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ ChunkReport chunk_report(Engine& engine, int num_micro_batches) {
   const Schedule& table = engine.table(num_micro_batches);
   ChunkReport report{.chunk_bytes = chunks.slot_bytes,
                      .slots = chunks.slots(table, units, engine.strategy().fetch_ahead),
+                     .needed_slots = least_slots(table, units, 0),
                      .num_micro_batches = num_micro_batches};
   std::map<int, int64_t> elems_of;  // by group
   for (const Bucket& bucket : state.layout.buckets()) elems_of[bucket.group] += bucket.sharded_count;

@@ -14,6 +14,7 @@ struct ChunkReport {
   int num_chunks = 0;  ///< that its units use
   double waste = 0;    ///< part of them that holds no parameter, 0 to 1
   int slots = 0;
+  int needed_slots = 0;  ///< without any that is fetched ahead
   int num_micro_batches = 1;
   struct Loads {
     std::string policy;

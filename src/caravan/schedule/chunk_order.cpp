@@ -70,6 +70,49 @@ std::vector<size_t> places_of_moments(const Schedule& table) {
   return places;
 }
 
+/// Moves what would come too early inside its moment: a step of a chunk waits for the end of its slot, which the step
+/// makes old, and a fetch for a slot that is free.
+Schedule in_order(const Schedule& table, const Units& units, size_t slots) {
+  Schedule result;
+  std::set<int> held;
+  std::map<int, Action> steps;  // that wait
+  std::vector<Action> fetches;  // the same
+  const auto fetch = [&](const Action& entry) {
+    held.insert(entry.unit);
+    result.push_back(entry);
+  };
+  for (const Action& entry : table) {
+    const bool is_of_chunk = entry.is_of_group() && units.groups[static_cast<size_t>(entry.unit)].is_chunk;
+    if (is_of_chunk && entry.kind == Kind::step && held.contains(entry.unit)) {
+      steps.emplace(entry.unit, entry);
+      continue;
+    }
+    if (moves_chunk(entry, units) && entry.kind == Kind::fetch) {
+      held.size() < slots ? fetch(entry) : fetches.push_back(entry);
+      continue;
+    }
+    if (is_of_chunk && entry.kind == Kind::gather) {
+      const auto late = std::ranges::find(fetches, entry.unit, &Action::unit);
+      if (late != fetches.end()) {
+        fetch(*late);
+        fetches.erase(late);
+      }
+    }
+    result.push_back(entry);
+    if (!moves_chunk(entry, units)) continue;
+    held.erase(entry.unit);
+    if (const auto waits = steps.find(entry.unit); waits != steps.end()) {
+      result.push_back(waits->second);
+      steps.erase(waits);
+    }
+    if (!fetches.empty() && held.size() < slots) {
+      fetch(fetches.front());
+      fetches.erase(fetches.begin());
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 ChunkTrace chunk_trace(const Schedule& table, const Units& units, int slots) {
@@ -134,7 +177,7 @@ Schedule with_chunk_moves(const Schedule& table, const Units& units, const Chunk
     result.insert(result.end(), before[i].begin(), before[i].end());
     if (i < table.size()) result.push_back(table[i]);
   }
-  return result;
+  return in_order(result, units, static_cast<size_t>(room.slots));
 }
 
 ChunkComparison compare_chunk_orders(const Schedule& table, const Units& units, int slots) {

@@ -71,17 +71,20 @@ void move_parameters(Moves& moves, const Schedule& table, const Units& units) {
   }
 }
 
-/// The groups whose sums an entry may write or read. A B also adds what its W does not put off.
-std::vector<int> touched(const Action& entry, const Units& units) {
+/// The groups whose sums an entry may write or read; `added`: those that it adds to. A B also adds what its W does not
+/// put off.
+std::vector<int> touched(const Action& entry, const Units& units, const std::vector<int>& added) {
   if (entry.kind == Kind::reduce) return {entry.unit};
   if (!entry.is_event() || entry.kind == Kind::forward) return {};
+  if (entry.kind == Kind::recompute) return added;
   return units.groups_of(entry);
 }
 
 void move_gradients(Moves& moves, const Schedule& table, const Units& units) {
   std::map<int, size_t> last;  // the last entry that touches the sums of a group
+  const std::vector<std::vector<int>> added = additions(table, units);
   for (size_t i = 0; i < table.size(); ++i) {
-    for (const int group : touched(table[i], units)) {
+    for (const int group : touched(table[i], units, added[i])) {
       if (!units.groups[static_cast<size_t>(group)].moves_gradients) continue;
       const auto before = last.find(group);
       if (before != last.end() && table[before->second].micro_batch != table[i].micro_batch &&

@@ -169,7 +169,7 @@ struct FlatState {
   CopiedVersions copied_versions{};
   bool has_copied(bool is_trained) const {
     const int64_t copied = is_trained ? copied_versions.trained : copied_versions.frozen;
-    return is_versioned && !values.is_meta() && copied == version();
+    return is_versioned && (!values.is_meta() || tiers != nullptr) && copied == version();
   }
 };
 

@@ -14,8 +14,8 @@ namespace {
 class Pieces {
  public:
   using Allocate = std::function<at::Tensor(int64_t count)>;
-  /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket. `is_apart`: also on
-  /// the device each bucket has a piece.
+  /// With `tier` host or disk, what is not inside other buffers rests there, a piece for each bucket. `is_apart`: each
+  /// bucket has a piece on the device too.
   Pieces(at::TensorOptions options, Tier tier, std::shared_ptr<Tiers> tiers, MemoryKind kind, bool is_apart,
          Allocate allocate)
       : memory_(options),

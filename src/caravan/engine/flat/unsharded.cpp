@@ -126,7 +126,9 @@ void UnshardedParameters::tell_change(const Bucket& bucket) {
 }
 
 void UnshardedParameters::refresh() {
-  const int64_t version = state_.values.is_meta() ? version_ + 1 : state_.version();
+  // With tiers a rehearsal counts copies, so it makes them when a run does.
+  const bool is_new = state_.values.is_meta() && state_.tiers == nullptr;
+  const int64_t version = is_new ? version_ + 1 : state_.version();
   if (version == version_ && state_.is_versioned) return;
   version_ = version;
   const at::NoGradGuard no_grad;

@@ -1,6 +1,7 @@
 #include "caravan/train/model/offload_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include <fmt/format.h>
@@ -43,10 +44,12 @@ bool fits_everywhere(const Recipe& recipe, int64_t vocabulary, Communicator& wor
   return exceeds == 0;
 }
 
-std::string chosen_text(const Recipe& recipe) {
+/// What is offloaded, without what `before` offloads too.
+std::string chosen_text(const Recipe& recipe, const Recipe* before = nullptr) {
   std::vector<std::string> all;
   for (const char* kind : kOffloadKinds) {
     const std::string& tier = recipe.offload.text(kind);
+    if (before != nullptr && before->offload.text(kind) == tier) continue;
     if (tier != "none") all.push_back(fmt::format("offload.{} = \"{}\"", kind, tier));
   }
   return join(all);
@@ -91,21 +94,24 @@ std::optional<int64_t> chunk_room(const Recipe& recipe, int64_t peak_bytes, cons
                                   int64_t limit_bytes) {
   const bool is_chosen = device_budget(recipe) > 0 && recipe.chunks.text("device") == "auto";
   if (!is_chosen || !chunks.is_used() || limit_bytes <= 0) return std::nullopt;
-  const int64_t more = std::max<int64_t>((limit_bytes - peak_bytes) / chunks.chunk_bytes, 0);
-  return (chunks.slots + more) * chunks.chunk_bytes;
+  const int64_t left = limit_bytes - peak_bytes;
+  const int64_t more = left >= 0 ? left / chunks.chunk_bytes : -((-left + chunks.chunk_bytes - 1) / chunks.chunk_bytes);
+  return std::max<int64_t>(chunks.slots + more, chunks.needed_slots) * chunks.chunk_bytes;
 }
 
 void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
   const std::optional<int64_t> own = chunk_room(recipe, plan.own.peak.total(), plan.own.chunks, plan.limit_bytes);
   constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
-  int64_t least = own ? -*own : kNone;  // minus the minimum
-  take_maxima(world, {&least, 1}, "chunks");
-  if (least == kNone) return;
   const ChunkReport& chunks = plan.own.chunks;
-  int64_t has_more = chunks.is_used() && -least > chunks.room_bytes() && chunks.slots < chunks.num_chunks ? 1 : 0;
-  take_maxima(world, {&has_more, 1}, "chunks");
-  if (has_more == 0) return;
-  recipe.chunks.set("device", std::to_string(-least));
+  std::array<int64_t, 2> of_ranks{own ? -*own : kNone, chunks.num_chunks * chunks.chunk_bytes};  // minus the least; all
+  take_maxima(world, of_ranks, "chunks");
+  if (of_ranks[0] == kNone) return;
+  const int64_t room = std::min(-of_ranks[0], of_ranks[1]);
+  recipe.chunks.set("device", std::to_string(room));
+  const int64_t slots = chunks.is_used() ? std::min<int64_t>(room / chunks.chunk_bytes, chunks.num_chunks) : 0;
+  int64_t differs = chunks.is_used() && slots != chunks.slots ? 1 : 0;
+  take_maxima(world, {&differs, 1}, "chunks");
+  if (differs == 0) return;
   const bool is_chosen = plan.is_chosen;
   plan = resolve_micro_batch(recipe, vocabulary, world);
   plan.is_chosen = is_chosen;
@@ -127,9 +133,9 @@ void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabula
        fmt::format("a rank needs {}, but may use {}: rank {} in {}", format_bytes(plan.fullest.peak.total()),
                    format_bytes(budget), plan.fullest.rank, plan.fullest.event),
        recipe.where("offload.device_budget"),
-       least ? "use " + chosen_text(*least) + (plan.is_chosen ? "" : ", with a smaller train.micro_batch if given")
-             : "raise it, or use more ranks with data_parallel.technique = \"zero3\", tiling, memory.recompute or a "
-               "smaller train.micro_batch: no offload alone is enough"});
+       least ? "use " + chosen_text(*least, &recipe) + (plan.is_chosen ? "" : " and a smaller train.micro_batch")
+             : "raise it, or use more ranks with data_parallel.technique = \"zero3\", tiling.tiles, "
+               "memory.recompute = \"full\" or a smaller train.micro_batch: no offload alone is enough"});
 }
 
 std::string offload_text(const Recipe& recipe, const RankPeak& own) {
@@ -148,10 +154,10 @@ std::string offload_text(const Recipe& recipe, const RankPeak& own) {
 
 std::vector<std::string> chunk_lines(const ChunkReport& chunks) {
   if (!chunks.is_used()) return {};
-  std::vector<std::string> lines{
-      fmt::format("{} chunks of {} bytes ({}) on a rank, {:.1f} % of them empty; room for {} on the device ({})",
-                  chunks.num_chunks, chunks.chunk_bytes, format_bytes(chunks.chunk_bytes), 100 * chunks.waste,
-                  chunks.slots, format_bytes(chunks.room_bytes()))};
+  std::vector<std::string> lines{fmt::format(
+      "{} chunk{} of {} bytes ({}) on a rank, {:.1f} % of them empty; room for {} on the device ({})",
+      chunks.num_chunks, chunks.num_chunks == 1 ? "" : "s", chunks.chunk_bytes, format_bytes(chunks.chunk_bytes),
+      100 * chunks.waste, chunks.slots, format_bytes(chunks.room_bytes()))};
   std::string text = fmt::format("{} micro-batch{}, as rehearsed, load", chunks.num_micro_batches,
                                  chunks.num_micro_batches == 1 ? "" : "es");
   const char* separator = " ";
