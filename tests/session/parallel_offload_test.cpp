@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <gmock/gmock.h>
-#include <iostream>
 #include <map>
 #include <mutex>
 
@@ -23,6 +22,7 @@
 #include "caravan/session/trials.h"
 #include "tests/data/support.h"
 #include "tests/needs.h"
+#include "tests/techniques/product.h"
 
 namespace caravan::testing::parallel_offload_test {
 namespace {
@@ -606,12 +606,7 @@ TEST_F(ParallelOffloadTest, DISABLED_EveryCombination) {
       }
     }
   }
-  int64_t refused = 0;
-  for (const auto& [reason, count] : refusals) {
-    std::cout << "refused " << count << ": " << reason << "\n";
-    refused += count;
-  }
-  std::cout << "combinations: " << total << ", ran " << ran << ", refused " << refused << std::endl;
+  const int64_t refused = print_product(refusals, total, ran);
   EXPECT_EQ(ran + refused, total);
   const std::vector<std::string> known{"[strategy] model: only models of this library",
                                        "[parallelize] forward: ", "[parallelize] parameters: parameters rest on disk",

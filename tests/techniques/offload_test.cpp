@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <gmock/gmock.h>
-#include <iostream>
 #include <map>
 #include <regex>
 
@@ -13,6 +12,7 @@
 #include "caravan/base/trace/path_log.h"
 #include "caravan/recipe/recipe.h"
 #include "tests/mesh/refusal.h"
+#include "tests/techniques/product.h"
 #include "tests/train/tiny_run.h"
 
 namespace caravan::testing::offload_test {
@@ -21,20 +21,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Keys = std::vector<std::string>;
-
-Keys together(const std::vector<Keys>& parts) {
-  Keys all;
-  for (const Keys& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
-/// The log without what differs: bytes sent, and memory.
-std::vector<std::string> numbers_of(const std::filesystem::path& run) {
-  static const std::regex bytes("\"(bytes_sent|state_bytes|predicted_memory_bytes)\":[0-9]+,|\"bubble\":[^\\]]*\\],");
-  std::vector<std::string> lines;
-  for (const std::string& line : log_lines(run)) lines.push_back(std::regex_replace(line, bytes, ""));
-  return lines;
-}
 
 class OffloadTest : public ::testing::Test {
  protected:
@@ -72,7 +58,7 @@ class OffloadTest : public ::testing::Test {
                  ModelKind kind) {
     SCOPED_TRACE(::testing::PrintToString(technique) + ::testing::PrintToString(offload));
     const auto with = train("with" + std::to_string(count_++), ranks, together({technique, offload}), kind);
-    EXPECT_EQ(numbers_of(with), numbers_of(without));
+    EXPECT_EQ(number_lines(with), number_lines(without));
     EXPECT_EQ(first_difference(checkpoint_tensors(with), checkpoint_tensors(without)), "");
   }
   /// The last run has moved what it was told to.
@@ -344,12 +330,7 @@ TEST_F(OffloadTest, DISABLED_EveryCombination) {
     }
     remove("without");
   }
-  int64_t refused = 0;
-  for (const auto& [reason, count] : refusals) {
-    std::cout << "refused " << count << ": " << reason << "\n";
-    refused += count;
-  }
-  std::cout << "combinations: " << total << ", ran " << ran << ", refused " << refused << std::endl;
+  const int64_t refused = print_product(refusals, total, ran);
   EXPECT_EQ(ran + refused, total);
   EXPECT_EQ(refused, 0) << "all of these work together";
 }

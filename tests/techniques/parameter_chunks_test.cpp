@@ -29,20 +29,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Keys = std::vector<std::string>;
 
-Keys together(const std::vector<Keys>& parts) {
-  Keys all;
-  for (const Keys& part : parts) all.insert(all.end(), part.begin(), part.end());
-  return all;
-}
-
-/// The log without what differs: bytes sent, and memory.
-std::vector<std::string> numbers_of(const std::filesystem::path& run) {
-  static const std::regex bytes("\"(bytes_sent|state_bytes|predicted_memory_bytes)\":[0-9]+,|\"bubble\":[^\\]]*\\],");
-  std::vector<std::string> lines;
-  for (const std::string& line : log_lines(run)) lines.push_back(std::regex_replace(line, bytes, ""));
-  return lines;
-}
-
 const Keys kAllAway{"offload.optimizer=host", "offload.gradients=host", "offload.parameters=host"};
 const Keys kParametersAway{"offload.parameters=host"};
 
@@ -74,7 +60,7 @@ class ParameterChunksTest : public ::testing::Test {
     const std::string of = std::to_string(count_++);
     const auto without = train("without" + of, ranks, technique, kind);
     const auto with = train("with" + of, ranks, together({technique, chunks}), kind);
-    EXPECT_EQ(numbers_of(with), numbers_of(without));
+    EXPECT_EQ(number_lines(with), number_lines(without));
     EXPECT_EQ(first_difference(checkpoint_tensors(with), checkpoint_tensors(without)), "");
   }
 

@@ -1,5 +1,6 @@
 #include "tests/train/tiny_run.h"
 
+#include <regex>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -56,6 +57,19 @@ std::vector<nlohmann::ordered_json> log_of(const std::filesystem::path& run) {
 }
 
 }  // namespace
+
+std::vector<std::string> together(const std::vector<std::vector<std::string>>& parts) {
+  std::vector<std::string> all;
+  for (const std::vector<std::string>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+std::vector<std::string> number_lines(const std::filesystem::path& run) {
+  static const std::regex others("\"(bytes_sent|state_bytes|predicted_memory_bytes)\":[0-9]+,|\"bubble\":[^\\]]*\\],");
+  std::vector<std::string> lines;
+  for (const std::string& line : log_lines(run)) lines.push_back(std::regex_replace(line, others, ""));
+  return lines;
+}
 
 std::vector<std::string> log_lines(const std::filesystem::path& run) {
   std::vector<std::string> lines;

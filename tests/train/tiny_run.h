@@ -31,6 +31,9 @@ inline std::string micro_batch(int ranks, int accumulation) {
   return "train.micro_batch=" + std::to_string(36 / ranks / accumulation);
 }
 
+/// One list of settings made of several.
+std::vector<std::string> together(const std::vector<std::vector<std::string>>& parts);
+
 /// Runs train() on thread ranks. Calls time out after 20 s.
 inline void train_on(int ranks, const TrainOptions& options) {
   run_thread_ranks(ranks, [&](const auto& world) { train(options, world); }, {.timeout = std::chrono::seconds(20)});
@@ -38,6 +41,8 @@ inline void train_on(int ranks, const TrainOptions& options) {
 
 /// The lines of train.log without times and other values that depend on the machine.
 std::vector<std::string> log_lines(const std::filesystem::path& run);
+/// The same without bytes sent and memory, which depend on how a run is arranged.
+std::vector<std::string> number_lines(const std::filesystem::path& run);
 std::vector<double> losses(const std::filesystem::path& run);
 
 /// Every tensor of the newest checkpoint by name.
