@@ -131,28 +131,30 @@ void Arena::end_operations(uint32_t count) noexcept {
   if (left == 0 && has_released_.load()) reclaim();
 }
 
-void Arena::reclaim() noexcept {
+/// Frees the released blocks that may be reused.
+template <class Stays>
+void Arena::reclaim_unless(const Stays& stays) {
   const std::lock_guard lock(mutex_);
   if (tainted_.load()) return;
   std::erase_if(released_, [&](const Block& block) {
-    if (is_in_use(block)) return false;
+    if (stays(block)) return false;
     put_back(block);
     return true;
   });
   has_released_.store(!released_.empty());
 }
 
+void Arena::reclaim() noexcept {
+  reclaim_unless([&](const Block& block) { return is_in_use(block); });
+}
+
 /// While operations are in flight: what none of them uses. Not shared blocks: operations of other ranks may use them.
 void Arena::reclaim_unused() {
   if (!has_released_.load() || std::this_thread::get_id() != thread_.load()) return;
-  const std::lock_guard lock(mutex_);
-  if (tainted_.load() || is_used_ == nullptr) return;
-  std::erase_if(released_, [&](const Block& block) {
-    if (block.is_shared || is_used_(segment_->arena(world_rank_) + block.begin, block.bytes)) return false;
-    put_back(block);
-    return true;
+  reclaim_unless([&](const Block& block) {
+    if (block.is_shared || is_used_ == nullptr) return true;
+    return is_used_(segment_->arena(world_rank_) + block.begin, block.bytes);
   });
-  has_released_.store(!released_.empty());
 }
 
 void Arena::put_back(const Block& block) noexcept {

@@ -68,6 +68,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::byte* take(size_t bytes);  // null: no room
   void populate_or_throw(std::byte* memory, const Block& block);
   void release(const Block& block) noexcept;
+  template <class Stays>
+  void reclaim_unless(const Stays& stays);
   void reclaim() noexcept;
   void reclaim_unused();
   void put_back(const Block& block) noexcept;
