@@ -28,12 +28,10 @@ at::Tensor no_gradient(const Parameter& parameter) {
 
 /// The .grad of a parameter whose gradient rests on disk. Reading it throws.
 at::Tensor gradient_on_disk(const Slot& slot, const at::TensorOptions& options) {
-  at::Tensor none = without_memory(slot.sharded_shape, options);
-  if (none.is_meta()) return none;
-  take_away(none, fmt::format("[gradient] {}: rests on disk. do: use an optimizer of this library "
-                              "(caravan/optim/optimizer.h), or offload gradients to the host",
-                              slot.parameter->name()));
-  return none;
+  return without_memory(slot.sharded_shape, options,
+                        fmt::format("[gradient] {}: rests on disk. do: use an optimizer of this library "
+                                    "(caravan/optim/optimizer.h), or offload gradients to the host",
+                                    slot.parameter->name()));
 }
 
 const std::string& name_of(const Units& units, int unit) { return units.units[static_cast<size_t>(unit)].name; }

@@ -98,15 +98,8 @@ void scale_gradients(FlatState& state, double scale) {
     return;
   }
   count_path("gradients scaled on disk");
-  std::vector<const Bucket*> buckets;
-  int64_t largest = 0;
-  for (const Bucket& bucket : state.layout.buckets()) {
-    if (!bucket.is_trained || bucket.sharded_count == 0) continue;
-    buckets.push_back(&bucket);
-    largest = std::max(largest, bucket.sharded_count);
-  }
-  TierSweep sweep(*state.tiers, Tier::host, largest);
-  sweep.start(buckets, {{.flat = &state.gradients, .is_written = true}},
+  TierSweep sweep(state, Tier::host);
+  sweep.start(TierSweep::trained_buckets(state.layout), {{.flat = &state.gradients, .is_written = true}},
               [scale](const TierSweep::Part& part) { part.tensors[0].mul_(scale); });
   sweep.finish();
 }

@@ -47,8 +47,6 @@ Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names, Up
   }
 }
 
-Optimizer::~Optimizer() = default;
-
 bool Optimizer::is_away() const {
   if (state_.tiers == nullptr) return false;
   return state_.values.tier() != Tier::device || state_.gradients.tier() != Tier::device ||
@@ -126,18 +124,13 @@ void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
 
 /// Begins to step the buckets of a group, or of all. Always writes the copies.
 void Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
-  std::vector<const Bucket*> buckets;
-  int64_t largest = 0;
-  for (const Bucket& bucket : state_.layout.buckets()) {
-    if (!bucket.is_trained || bucket.sharded_count == 0) continue;
-    largest = std::max(largest, bucket.sharded_count);
-    if (!group || bucket.group == *group) buckets.push_back(&bucket);
-  }
+  std::vector<const Bucket*> buckets = TierSweep::trained_buckets(state_.layout);
+  if (group) std::erase_if(buckets, [&](const Bucket* bucket) { return bucket->group != *group; });
   // The next step needs them in forward order.
   std::ranges::stable_sort(buckets, {},
                            [&](const Bucket* bucket) { return first_use_[static_cast<size_t>(bucket->group)]; });
   const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
-  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(*state_.tiers, place, largest);
+  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(state_, place);
   count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
   std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = true},
                                          {.flat = &state_.gradients, .on_device = gradient_of},

@@ -22,15 +22,14 @@ namespace caravan {
 /// values or gradients are away, they are fetched bucket by bucket.
 class Optimizer : public StateOwner {
  public:
-  ~Optimizer() override;
   /// One step with learning rate `lr` and the gradients times `gradient_scale` (for clipping). Reads the gradients and
   /// keeps no reference to them.
   void step(double lr, double gradient_scale = 1);
-  /// The same, begun: where the host steps, that is done beside what the caller does next, in forward order. Units that
-  /// an engine runs, and who reads FlatMemory, wait for what they need (FlatMemory::set_use); tensors of the module
-  /// itself may be read after finish().
+  /// Starts such a step. Where the host steps the optimizer, it does so on another thread, in forward order, while the
+  /// caller goes on. Units that an engine runs and readers of FlatMemory wait for what they need (FlatMemory::set_use);
+  /// read tensors of the module itself after finish() only.
   void start_step(double lr, double gradient_scale = 1);
-  /// Waits for a step that has begun; throws its error.
+  /// Waits for a started step; throws its error.
   void finish();
   /// Step `number`, from 1, of the elements of one bucket that this rank holds. Does not change num_steps(): a caller
   /// that updates bucket by bucket sets it.

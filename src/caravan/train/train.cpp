@@ -416,8 +416,8 @@ void Run::step_on() {
       evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
-  // Once: who asks for the state waits for the step of the host. It is all there after the first step.
-  if (!state_bytes_) state_bytes_ = state_->trained().bytes().state();
+  // Counted once, since a walk over the state waits for the host's step. After the first step the state is complete.
+  if (is_logged && !state_bytes_) state_bytes_ = state_->trained().bytes().state();
   if (is_logged) metrics.state_bytes = *state_bytes_;
   if (is_logged && !std::exchange(has_predicted_, true)) metrics.predicted = memory_.own.peak;
   if (is_logged) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -49,9 +48,7 @@ struct Bucket {
   std::vector<FlatCell> fill{};      ///< sharded -> unsharded, without cells that move nothing
   std::vector<FlatCell> reduce{};    ///< unsharded gradient -> sharded gradient: {debt axes, from, to}
   int64_t slot_count = 0;            ///< of a chunk: elements of its slot
-  int64_t whole_count = 0;           ///< of a chunk: elements of a whole one, at least unsharded_count
-  /// Elements of transient unsharded buffers.
-  int64_t buffer_count() const noexcept { return std::max(unsharded_count, whole_count); }
+  int64_t whole_count = 0;           ///< of a chunk: elements of transient unsharded buffers, at least unsharded_count
   /// The unsharded parameter is the sharded tensor, or a copy of it in another dtype.
   bool is_in_place() const noexcept { return fill.empty() && !is_fetched; }
   /// Whether the gradient is reduced in place.

@@ -139,6 +139,12 @@ at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions o
   return at::for_blob(nullptr, shape).options(options).target_device(options.device()).make_tensor();
 }
 
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options, const std::string& reason) {
+  at::Tensor none = without_memory(shape, options);
+  if (!none.is_meta()) take_away(none, reason);
+  return none;
+}
+
 void take_away(const at::Tensor& tensor, const std::string& reason) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));

@@ -85,6 +85,8 @@ class FlatMemory {
 
 /// A tensor on a separate storage that has no memory.
 at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options);
+/// The same; reading it throws `reason`, unless it is a meta tensor.
+at::Tensor without_memory(const std::vector<int64_t>& shape, at::TensorOptions options, const std::string& reason);
 /// Takes the memory of such a tensor away; then reading it throws `reason`.
 void take_away(const at::Tensor& tensor, const std::string& reason);
 

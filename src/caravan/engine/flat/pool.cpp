@@ -10,8 +10,8 @@
 
 namespace caravan {
 
-at::Tensor BufferPool::take(int64_t count, at::ScalarType type) {
-  const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
+at::Tensor BufferPool::take(int64_t count, at::ScalarType type, int64_t room) {
+  const int64_t bytes = std::max(count, room) * static_cast<int64_t>(c10::elementSize(type));
   const MemoryKindScope kind(MemoryKind::buffers);
   Kept& kept = *kept_;
   std::unique_lock lock(kept.mutex);

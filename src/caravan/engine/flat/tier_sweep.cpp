@@ -35,7 +35,7 @@ at::Tensor resident(const TierSweep::Source& source, const Bucket& bucket) {
 
 }  // namespace
 
-/// A sweep on the host. Made by the rank's thread, which finds out where everything is; then run by another one.
+/// A sweep on the host. The rank's thread adds the buckets and finds out where everything is; another thread runs it.
 struct TierSweep::Run {
   struct Place {
     Tier tier = Tier::device;
@@ -55,7 +55,7 @@ struct TierSweep::Run {
     int64_t begin = 0;
     int64_t count = 0;
   };
-  /// What one part is worked on in.
+  /// The tensors of a part, and what is in flight for it.
   struct Set {
     std::vector<at::Tensor> tensors{};  ///< by source
     std::vector<Event> reads{}, writes{};
@@ -122,7 +122,7 @@ void TierSweep::Run::run() {
   }
 }
 
-/// What is in flight uses the buffers.
+/// Waits for what is in flight, which uses the buffers, and gives the error to whoever waits for a bucket.
 void TierSweep::Run::give_up(const std::exception_ptr& error) noexcept {
   for (const Set& set : sets) {
     for (const Event& read : set.reads) read.settle();
@@ -196,6 +196,18 @@ void TierSweep::Run::store(const OwnPart& part, Set& set) {
     if (tiers.is_meta()) continue;
     set.writes.push_back(tiers.disk().write(place.block, part.begin * from.element_size(), from.data_ptr(), bytes));
   }
+}
+
+TierSweep::TierSweep(const FlatState& state, Tier place) : tiers_(*state.tiers), place_(place) {
+  for (const Bucket* bucket : trained_buckets(state.layout)) largest_ = std::max(largest_, bucket->sharded_count);
+}
+
+std::vector<const Bucket*> TierSweep::trained_buckets(const FlatLayout& layout) {
+  std::vector<const Bucket*> buckets;
+  for (const Bucket& bucket : layout.buckets()) {
+    if (bucket.is_trained && bucket.sharded_count > 0) buckets.push_back(&bucket);
+  }
+  return buckets;
 }
 
 TierSweep::~TierSweep() {

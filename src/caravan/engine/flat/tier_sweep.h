@@ -18,8 +18,10 @@ namespace caravan {
 /// 2104.07857.)
 class TierSweep {
  public:
-  /// `place`: host or device. `largest`: elements of the largest bucket. `tiers` outlives this.
-  TierSweep(Tiers& tiers, Tier place, int64_t largest) : tiers_(tiers), place_(place), largest_(largest) {}
+  /// `place`: host or device. `state`, which has tiers, outlives this.
+  TierSweep(const FlatState& state, Tier place);
+  /// The trained buckets of which this rank has something.
+  static std::vector<const Bucket*> trained_buckets(const FlatLayout& layout);
   ~TierSweep();
   TierSweep(const TierSweep&) = delete;
   TierSweep& operator=(const TierSweep&) = delete;
@@ -56,7 +58,7 @@ class TierSweep {
 
   Tiers& tiers_;
   Tier place_;
-  int64_t largest_;
+  int64_t largest_ = 0;                           ///< elements of the largest trained bucket
   std::vector<std::vector<at::Tensor>> staging_;  ///< by set and source, in host memory; undefined where none is needed
   std::vector<Event> started_;                    ///< by bucket, and of the whole
   std::vector<at::Tensor> given_;                 ///< by Source::on_device; kept until finish(), which frees them at a

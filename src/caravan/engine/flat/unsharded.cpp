@@ -95,13 +95,11 @@ void UnshardedParameters::check_memory() const {
 
 at::Tensor UnshardedParameters::sharded_of(const Slot& slot) const {
   if (!state_.values.is_on_disk()) return state_.layout.view(state_.values, *slot.parameter).detach();
-  at::Tensor none = without_memory(slot.sharded_shape, state_.values.options());
-  if (none.is_meta()) return none;
-  take_away(none,
-            fmt::format("[parameter] {}: rests on disk. do: read it from a checkpoint, update it with an optimizer of "
-                        "this library (caravan/optim/optimizer.h), or offload to the host",
-                        slot.parameter->name()));
-  return none;
+  return without_memory(
+      slot.sharded_shape, state_.values.options(),
+      fmt::format("[parameter] {}: rests on disk. do: read it from a checkpoint, update it with an optimizer of "
+                  "this library (caravan/optim/optimizer.h), or offload to the host",
+                  slot.parameter->name()));
 }
 
 at::Tensor UnshardedParameters::source(const Bucket& bucket) const {
@@ -166,8 +164,7 @@ TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::
 
 at::Tensor UnshardedParameters::take_buffer(const Bucket& bucket) {
   const at::Tensor& kept = state_.kept_leaves[static_cast<size_t>(bucket.index)];
-  if (kept.defined()) return kept;
-  return pool_.take(bucket.buffer_count(), dtype_).narrow(0, 0, bucket.unsharded_count);
+  return kept.defined() ? kept : pool_.take(bucket.unsharded_count, dtype_, bucket.whole_count);
 }
 
 void UnshardedParameters::load(Group& group, const Bucket& bucket, const at::Tensor& to) {

@@ -53,7 +53,7 @@ at::Tensor& GradientSums::sums_of(const Bucket& bucket) {
   if (sums.defined()) return sums;
   if (sums_in_place(bucket)) return sums = kept(bucket);
   finish_older();
-  sums = pool_.take(bucket.buffer_count(), sum_dtype_).narrow(0, 0, bucket.unsharded_count);
+  sums = pool_.take(bucket.unsharded_count, sum_dtype_, bucket.whole_count);
   clear_gaps(bucket, sums);
   return sums;
 }
@@ -74,7 +74,7 @@ at::Tensor GradientSums::kept(const Bucket& bucket) {
     OfBucket& own = buckets_[static_cast<size_t>(bucket.index)];
     if (own.kept.defined()) return own.kept;
     finish_older();
-    own.kept = pool_.take(bucket.buffer_count(), state_.gradients.scalar_type()).narrow(0, 0, bucket.unsharded_count);
+    own.kept = pool_.take(bucket.unsharded_count, state_.gradients.scalar_type(), bucket.whole_count);
     clear_gaps(bucket, own.kept);
     return own.kept;
   }

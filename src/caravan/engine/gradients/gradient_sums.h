@@ -40,8 +40,8 @@ class GradientSums {
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
   void begin_step();
-  /// A forward runs. Under offload the gradients that follow it wait for the reductions that have begun before, which
-  /// had its time: else sums of two micro-batches would be on the device, or not, as fast as the links are.
+  /// A forward runs. Under offload the next sums wait for the reductions that started before it: otherwise the speed of
+  /// links decides whether the device holds the sums of one micro-batch or of two.
   void pass_forward() noexcept { has_older_ = strategy_.is_offloaded(); }
   GradientSink::Sum sum_of(Parameter& parameter);
   void accumulated(Parameter& parameter);
@@ -142,7 +142,7 @@ class GradientSums {
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of transient sums
-  bool has_older_ = false;                       ///< they have begun before the last forward
+  bool has_older_ = false;                       ///< some may have started before the last forward
   const Bucket* run_ = nullptr;                  ///< first bucket of the run that has not been sent
   int run_last_ = 0;                             ///< its last bucket
   int64_t run_count_ = 0;                        ///< its elements

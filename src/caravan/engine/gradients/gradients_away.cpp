@@ -70,8 +70,8 @@ void GradientSums::fetch(int group) {
     own.is_evicted = false;
     if (own.has_stored) {
       const bool is_kept = bucket.stays();
-      const at::Tensor sums = pool_.take(bucket.buffer_count(), is_kept ? state_.gradients.scalar_type() : sum_dtype_)
-                                  .narrow(0, 0, bucket.unsharded_count);
+      const at::ScalarType type = is_kept ? state_.gradients.scalar_type() : sum_dtype_;
+      const at::Tensor sums = pool_.take(bucket.unsharded_count, type, bucket.whole_count);
       own.loads.push_back(sums_away_.at(bucket.index).load(sums, what));
       (is_kept ? own.kept : own.sums) = sums;
       own.has_stored = false;

@@ -108,8 +108,8 @@ void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Commun
   if (of_ranks[0] == kNone) return;
   const int64_t room = std::min(-of_ranks[0], of_ranks[1]);
   recipe.chunks.set("device", std::to_string(room));
-  const int64_t slots = chunks.is_used() ? std::min<int64_t>(room / chunks.chunk_bytes, chunks.num_chunks) : 0;
-  int64_t differs = chunks.is_used() && slots != chunks.slots ? 1 : 0;
+  const auto slots = [&] { return std::min<int64_t>(room / chunks.chunk_bytes, chunks.num_chunks); };
+  int64_t differs = chunks.is_used() && slots() != chunks.slots ? 1 : 0;
   take_maxima(world, {&differs, 1}, "chunks");
   if (differs == 0) return;
   const bool is_chosen = plan.is_chosen;
