@@ -136,6 +136,13 @@ TEST_F(OffloadTest, SumsComeBackWhereverTheyAreUsed) {
   expect_same(2,
               {"mesh.pp=2", "pipeline.schedule=zb-v", "model.layers=4", "pipeline.micro_batches=4", "tiling.tiles=3"},
               tiers({"gradients"}, "disk"));
+  for (const char* technique : {"ddp", "zero2", "zero3"}) {  // one rank reduces in place, whatever the technique
+    expect_same(1,
+                {std::string("data_parallel.technique=") + technique, "memory.recompute=full", "train.micro_batch=6",
+                 "model.layers=6"},
+                tiers(kState, "host"));
+    EXPECT_TRUE(paths_.counts().contains("gradients moved between micro-batches")) << technique;
+  }
 }
 
 /// Without protection the host steps on a thread of its own, beside the next forward; checkpoints, evaluations and what

@@ -96,6 +96,10 @@ std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& 
                       mesh);
 }
 
+bool reduces_in_place(const ParameterLayouts& layouts, const Mesh& mesh) {
+  return std::ranges::none_of(reduce_moves(layouts, mesh), [](const AxisMove& move) { return move.to.is_shard(); });
+}
+
 std::string way_of(const Parameter& parameter, const Strategy& strategy, const Mesh& mesh) {
   std::string way = parameter.requires_grad() ? "trained" : "frozen";
   for (const AxisMove& move : reduce_moves(layouts_of(strategy, parameter), mesh)) {
@@ -160,8 +164,12 @@ Groups groups_of(const Strategy& strategy, const Mesh& mesh) {
     about.is_fetched = strategy.parameters_tier != Tier::device && !parameters.empty();
     // Also on ranks that hold none of these stages.
     about.is_gathered = about.is_gathered || about.is_joint || about.is_fetched;
-    about.moves_gradients =
-        about.is_trained && strategy.gradients_tier != Tier::device && !strategy.reduces_each_micro_batch;
+    // A reduction that leaves shards has brought the sums away; one in place waits for the last micro-batch.
+    const bool keeps_sums = std::any_of(parameters.begin(), parameters.end(), [&](const auto* parameter) {
+      return parameter->requires_grad() &&
+             (!strategy.reduces_each_micro_batch || reduces_in_place(layouts_of(strategy, *parameter), mesh));
+    });
+    about.moves_gradients = about.is_trained && strategy.gradients_tier != Tier::device && keeps_sums;
     about.steps_early = about.is_trained && strategy.steps_early;
   }
   bool is_reached = false;  // backward reaches the first trained unit

@@ -39,5 +39,7 @@ Layout on_listed_axes(const Layout& layout, const Mesh& mesh);
 /// no-ops. An unsharded axis that is part of a sharded one ("pp{0,3}") stands for it.
 std::vector<AxisMove> fill_moves(const ParameterLayouts& layouts, const Mesh& mesh);
 std::vector<AxisMove> reduce_moves(const ParameterLayouts& layouts, const Mesh& mesh);
+/// Whether a gradient is reduced in its unsharded layout.
+bool reduces_in_place(const ParameterLayouts& layouts, const Mesh& mesh);
 
 }  // namespace caravan
