@@ -35,7 +35,7 @@ class ResumeTest : public CommandTest {
       for (auto& line : all) {
         for (const char* key :
              {"step_ms", "tokens_per_second", "comm_ms", "save_ms", "peak_memory_bytes", "predicted_memory_bytes",
-              "predicted_resident_bytes", "predicted", "model_flops_per_second", "time"})
+              "predicted_resident_bytes", "predicted", "tiers", "model_flops_per_second", "time"})
           line.erase(key);
       }
       return all;

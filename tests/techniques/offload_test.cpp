@@ -240,7 +240,7 @@ TEST_F(OffloadTest, AutoMovesTheLeastThatFits) {
   };
   EXPECT_EQ(kept("wide", "1G").text("optimizer"), "none");
   const std::string error = refusal<ResourceError>([&] { kept("narrow", "100K"); });
-  EXPECT_THAT(error, AllOf(HasSubstr("offload.device_budget"), HasSubstr("rank 0 in"), HasSubstr("100 KiB")));
+  EXPECT_THAT(error, AllOf(HasSubstr("offload.device_budget"), HasSubstr("rank 0 needs"), HasSubstr("100 KiB")));
 }
 
 TEST_F(OffloadTest, ErrorsNameTheWayOut) {

@@ -161,6 +161,11 @@ void ProgressBar::stepped(const StepMetrics& metrics, bool is_logged) {
   if (step_ == last_step_) {
     line(fmt::format("memory    peak of rank 0: predicted {}, measured {}", format_bytes(predicted_bytes_),
                      format_bytes(metrics.peak_memory_bytes)));
+    if (const auto& beyond = metrics.beyond) {
+      line(fmt::format("          beyond the device: host predicted {}, measured {}; disk predicted {}, measured {}",
+                       format_bytes(beyond->predicted_host_bytes), format_bytes(beyond->host_bytes),
+                       format_bytes(beyond->predicted_disk_bytes), format_bytes(beyond->disk_bytes)));
+    }
   }
   if (metrics.drain) {
     staleness_ += metrics.drain->staleness;

@@ -6,6 +6,7 @@
 #include "caravan/base/text.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/registry/registry.h"
+#include "caravan/techniques/offload/kinds.h"
 
 namespace caravan::app {
 namespace {
@@ -62,6 +63,7 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   }
   if (recipe.pipeline.is_used()) add_entries("pipeline", recipe.pipeline.degree);
   add_entries("recompute", 1);
+  for (const char* kind : kOffloadKinds) add(recipe.offload.full_name(kind), std::vector<std::string>{"none", "host"});
   if (recipe.tiling.reads("tiles") && recipe.tiling.whole("tiles") > 1) {
     const int64_t tiles = recipe.tiling.whole("tiles");
     add(recipe.tiling.full_name("tiles"), Numbers{tiles * 2, tiles / 2});

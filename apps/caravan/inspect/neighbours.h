@@ -15,7 +15,7 @@ struct Neighbour {
 
 /// The legal neighbours of the recipe on `num_ranks` ranks: other techniques, other values of their keys with few
 /// choices, twice and half the ranks of an axis that splits the model, other kinds of splitting, what is recomputed,
-/// twice and half the micro-batch. `is_auto`: its micro-batch was "auto".
+/// each kind of memory on the host, twice and half the micro-batch. `is_auto`: its micro-batch was "auto".
 std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto);
 
 }  // namespace caravan::app

@@ -123,8 +123,8 @@ TierBandwidths::Disk TierBandwidths::disk(const std::filesystem::path& folder) c
     struct stat status {};
     return ::stat(disk.folder.c_str(), &status) == 0 && status.st_dev == device;
   };
-  const auto same_device = std::ranges::find_if(disks, on_device);
-  Disk result = same_device == disks.end() ? Disk() : *same_device;
+  const auto newest = std::find_if(disks.rbegin(), disks.rend(), on_device);
+  Disk result = newest == disks.rend() ? Disk() : *newest;
   result.folder = folder;
   return result;
 }

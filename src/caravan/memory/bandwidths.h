@@ -21,8 +21,8 @@ struct TierBandwidths {
   bool is_copy_measured = false;
   std::vector<Disk> disks{};  ///< that are measured
 
-  /// The measured folder that is `folder`, else the first on its file system, under the name `folder`. If there is
-  /// none, what is assumed.
+  /// The measured folder that is `folder`, else the one on its file system that was measured last, under the name
+  /// `folder`. If there is none, what is assumed.
   Disk disk(const std::filesystem::path& folder) const;
 };
 

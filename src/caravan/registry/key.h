@@ -22,7 +22,7 @@ enum class OnResume : uint8_t {
   function,  ///< fixed: the weights mean something else with another value
   history,   ///< fixed once the run has done a step: earlier steps were computed with it
   content,   ///< a path: may change, its content may not
-  listed,    ///< may change; the user is told, since the results differ from those of an uninterrupted run
+  listed,    ///< may change; the user is told, since the results or the memory of the resumed run differ
   free,      ///< may change: no result depends on it, except for rounding, or it is checked separately
 };
 

@@ -254,6 +254,11 @@ StepMetrics Run::advance() {
                       .loss_scale = report.loss_scale,
                       .drain = report.drain,
                       .time = utc_text(now_seconds())};
+  const MemoryCounter& memory = MemoryCounter::current();
+  if (memory_.own.host.total() > 0 || memory_.own.disk_bytes > 0) {
+    metrics.beyond = {memory.peak_bytes(Tier::host), memory_.own.host.total(), memory.peak_bytes(Tier::disk),
+                      memory_.own.disk_bytes};
+  }
   metrics.model_flops_per_second = state_->model().config().flops_per_token(context) * metrics.tokens_per_second;
   if (report.loss_scale) metrics.skipped_steps = state_->loss_scale()->num_skipped();
   for (const double waited_ms : report.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);

@@ -82,7 +82,7 @@ void MemoryCounter::check_budget(int64_t bytes, MemoryKind kind) const {
        .subject = event_.empty() ? "allocate" : event_,
        .fact = fmt::format("{} of {} do not fit: {} of the budget of {} are in use", format_bytes(bytes),
                            kNames[static_cast<size_t>(kind)], format_bytes(live_bytes()), format_bytes(budget)),
-       .action = "raise offload.device_budget, offload more, or use a smaller train.micro_batch"});
+       .action = "raise offload.device_budget, offload more, or use smaller micro-batches"});
 }
 
 MemoryCounter& MemoryCounter::current() noexcept { return innermost != nullptr ? *innermost : process_counter(); }

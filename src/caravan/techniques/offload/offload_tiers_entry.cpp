@@ -9,7 +9,7 @@ namespace caravan {
 namespace {
 
 SettingKey tier_key(const char* name, const std::string& help) {
-  return {{name, OnResume::free},
+  return {{name, OnResume::listed},
           help + ": \"none\" (the device), \"host\", \"disk\", or \"auto\": the least that fits device_budget",
           "none",
           one_of({"none", "host", "disk", "auto"})};

@@ -97,6 +97,12 @@ std::string StepMetrics::to_json() const {
                     {"predicted_resident_bytes", predicted_resident_bytes},
                     {"model_flops_per_second", model_flops_per_second}};
   if (save_ms > 0) line["save_ms"] = save_ms;
+  if (beyond) {
+    line["tiers"] = {{"peak_host_bytes", beyond->host_bytes},
+                     {"predicted_host_bytes", beyond->predicted_host_bytes},
+                     {"peak_disk_bytes", beyond->disk_bytes},
+                     {"predicted_disk_bytes", beyond->predicted_disk_bytes}};
+  }
   if (predicted) {
     for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
       line["predicted"][std::string(kMemoryKindNames[kind])] = predicted->of[kind];

@@ -33,12 +33,18 @@ struct StepMetrics {
   double lr = 0;
   int64_t tokens = 0;  ///< trained on since the start of the run, all ranks
   double step_ms = 0;
-  double tokens_per_second = 0;            ///< of all ranks
-  double comm_ms = 0;                      ///< time that this rank waited for its peers
-  int64_t bytes_sent = 0;                  ///< by this rank in this step
-  int64_t peak_memory_bytes = 0;           ///< of this rank's tensors, since the start
-  int64_t state_bytes = 0;                 ///< of this rank's parameters, gradients and optimizer state
-  int64_t predicted_memory_bytes = 0;      ///< peak predicted by the rehearsal
+  double tokens_per_second = 0;        ///< of all ranks
+  double comm_ms = 0;                  ///< time that this rank waited for its peers
+  int64_t bytes_sent = 0;              ///< by this rank in this step
+  int64_t peak_memory_bytes = 0;       ///< of this rank's tensors, since the start
+  int64_t state_bytes = 0;             ///< of this rank's parameters, gradients and optimizer state
+  int64_t predicted_memory_bytes = 0;  ///< peak predicted by the rehearsal
+  /// Peaks beyond the device, with offload.
+  struct Beyond {
+    int64_t host_bytes = 0, predicted_host_bytes = 0;
+    int64_t disk_bytes = 0, predicted_disk_bytes = 0;
+  };
+  std::optional<Beyond> beyond{};
   int64_t predicted_resident_bytes = 0;    ///< for all processes of the run: see resident_bytes
   double model_flops_per_second = 0;       ///< of all ranks
   double save_ms = 0;                      ///< time that checkpoints delayed the run since the last line

@@ -27,21 +27,27 @@ Recipe with_tiers(Recipe recipe, size_t num_kinds, const char* tier) {
   return recipe;
 }
 
-/// Whether the rehearsed step of every rank fits its own budget.
-bool fits_everywhere(const Recipe& recipe, int64_t vocabulary, Communicator& world) {
+struct Need {
+  int64_t bytes = 0;  ///< of the fullest rank
+  bool fits = false;  ///< every rank's peak is within its own budget
+};
+
+/// By a rehearsed step of every rank.
+Need need_of(const Recipe& recipe, int64_t vocabulary, Communicator& world) {
   const int64_t budget = device_budget(recipe);
-  int64_t exceeds = 0;
+  std::array<int64_t, 2> numbers{};  // peak; whether it exceeds the budget
   all_or_none(
       world,
       [&] {
-        const RankPeak peak = fullest_of([&] {
-          return std::vector<Rehearsal>{rehearse(recipe, vocabulary, world.size(), world.rank(), world.size())};
-        });
-        exceeds = budget > 0 && peak.peak.total() > budget ? 1 : 0;
+        numbers[0] =
+            fullest_of([&] {
+              return std::vector<Rehearsal>{rehearse(recipe, vocabulary, world.size(), world.rank(), world.size())};
+            }).peak.total();
+        numbers[1] = budget > 0 && numbers[0] > budget ? 1 : 0;
       },
       "rehearsal");
-  take_maxima(world, {&exceeds, 1}, "offload");
-  return exceeds == 0;
+  take_maxima(world, numbers, "offload");
+  return {numbers[0], numbers[1] == 0};
 }
 
 /// What is offloaded, without what `before` offloads too.
@@ -53,6 +59,37 @@ std::string chosen_text(const Recipe& recipe, const Recipe* before = nullptr) {
     if (tier != "none") all.push_back(fmt::format("offload.{} = \"{}\"", kind, tier));
   }
   return join(all);
+}
+
+/// What to do if a rank exceeds its budget: offload with the micro-batch of the recipe, else with the least.
+std::string way_out(const Recipe& recipe, int64_t vocabulary, Communicator& world) {
+  Recipe open = recipe;
+  for (const char* kind : kOffloadKinds) {
+    if (open.offload.text(kind) == "none") open.offload.set(kind, std::string("auto"));
+  }
+  Need last;
+  const auto fits = [&](const Recipe& chosen) {
+    last = need_of(chosen, vocabulary, world);
+    return last.fits;
+  };
+  if (const auto least = least_offload(open, fits)) return "use " + chosen_text(*least, &recipe);
+  const Recipe small = with_least_micro_batch([&] {
+    Recipe any = open;
+    if (!any.pipeline.is_used()) any.train.micro_batch = kAutoMicroBatch;
+    return any;
+  }());
+  const std::string sequences = fmt::format("train.micro_batch = {}", small.train.micro_batch);
+  const bool is_smaller = !small.pipeline.is_used() && small.train.micro_batch < recipe.train.micro_batch;
+  if (is_smaller) {
+    if (const auto least = least_offload(small, fits)) {
+      const std::string tiers = chosen_text(*least, &recipe);
+      return tiers.empty() ? "use " + sequences : fmt::format("use {} and {}", tiers, sequences);
+    }
+  }
+  return fmt::format(
+      "raise it, or use more ranks with data_parallel.technique = \"zero3\", tiling.tiles or memory.recompute = "
+      "\"full\": with all of it offloaded{} a rank needs {}",
+      is_smaller ? " and " + sequences : "", format_bytes(last.bytes));
 }
 
 }  // namespace
@@ -87,7 +124,7 @@ Recipe with_chosen_offload(const Recipe& recipe, const std::function<bool(const 
 
 void resolve_offload(Recipe& recipe, int64_t vocabulary, Communicator& world) {
   recipe = with_chosen_offload(
-      recipe, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
+      recipe, [&](const Recipe& chosen) { return need_of(with_least_micro_batch(chosen), vocabulary, world).fits; });
 }
 
 std::optional<int64_t> chunk_room(const Recipe& recipe, int64_t peak_bytes, const ChunkReport& chunks,
@@ -119,23 +156,17 @@ void resolve_chunks(Recipe& recipe, MemoryPlan& plan, int64_t vocabulary, Commun
 
 void check_budget(const Recipe& recipe, const MemoryPlan& plan, int64_t vocabulary, Communicator& world) {
   const int64_t budget = device_budget(recipe);
-  int64_t exceeds = budget > 0 && plan.own.peak.total() > budget ? 1 : 0;
-  take_maxima(world, {&exceeds, 1}, "offload");
-  if (exceeds == 0) return;
-  Recipe open = recipe;
-  for (const char* kind : kOffloadKinds) {
-    if (open.offload.text(kind) == "none") open.offload.set(kind, std::string("auto"));
-  }
-  const std::optional<Recipe> least = least_offload(
-      open, [&](const Recipe& chosen) { return fits_everywhere(with_least_micro_batch(chosen), vocabulary, world); });
-  throw ResourceError(
-      {"train", "offload.device_budget",
-       fmt::format("a rank needs {}, but may use {}: rank {} in {}", format_bytes(plan.fullest.peak.total()),
-                   format_bytes(budget), plan.fullest.rank, plan.fullest.event),
-       recipe.where("offload.device_budget"),
-       least ? "use " + chosen_text(*least, &recipe) + (plan.is_chosen ? "" : " and a smaller train.micro_batch")
-             : "raise it, or use more ranks with data_parallel.technique = \"zero3\", tiling.tiles, "
-               "memory.recompute = \"full\" or a smaller train.micro_batch: no offload alone is enough"});
+  const int64_t needed = plan.own.peak.total();
+  std::vector<int64_t> excess(static_cast<size_t>(world.size()), 0);
+  excess[static_cast<size_t>(world.rank())] = budget > 0 ? std::max<int64_t>(needed - budget, 0) : 0;
+  take_maxima(world, excess, "offload");
+  const auto worst = std::ranges::max_element(excess);
+  if (*worst == 0) return;
+  const int rank = static_cast<int>(worst - excess.begin());
+  const std::string fact = fmt::format("rank {} needs {} in {}, but may use {}", rank, format_bytes(needed),
+                                       plan.own.event, format_bytes(budget));
+  throw ResourceError({"train", "offload.device_budget", broadcast_text(world, fact, rank, "offload"),
+                       recipe.where("offload.device_budget"), way_out(recipe, vocabulary, world)});
 }
 
 std::string offload_text(const Recipe& recipe, const RankPeak& own) {
