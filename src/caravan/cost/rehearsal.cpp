@@ -14,6 +14,7 @@
 
 #include "caravan/base/memory/held_blocks.h"
 #include "caravan/base/trace/trace.h"
+#include "caravan/cost/torch_kernels.h"
 
 namespace caravan {
 namespace {
@@ -51,8 +52,9 @@ int64_t number_of(const TraceLog::Args& args, std::string_view name) {
   return found == args.end() ? -1 : found->second;
 }
 
-/// Follows a step by the spans of its trace, and reads the memory counter at the begin and end of each.
-class Watch final : public TraceLog {
+/// Follows a step by the spans of its trace and its kernels, and reads the memory counter at the begin and end of each
+/// span.
+class Watch final : public TraceLog, public KernelLog {
  public:
   explicit Watch(MemoryCounter& memory) : memory_(memory) { restart("making the model"); }
 
@@ -64,9 +66,14 @@ class Watch final : public TraceLog {
     open_.clear();
     events_.push_back({.what = what});
     current_ = 0;
+    timeline_.take();
+    timeline_.begin_event(what);
   }
   size_t begin(std::string_view row, std::string span, Args args) override;
   void end(size_t number) noexcept override;
+  void add(KernelWork work) override { timeline_.add(work); }
+  /// Of what was seen since restart().
+  StepTimeline timeline() { return timeline_.take(); }
 
   /// Reads the counter a last time, and adds what was seen since restart() to `rehearsal`.
   void finish(Rehearsal& rehearsal);
@@ -80,6 +87,7 @@ class Watch final : public TraceLog {
     size_t num_events;              ///< that had begun
     std::optional<SentCalls> call;  ///< absent: the span is an event
     std::string name;
+    int32_t of_timeline = 0;  ///< number of the call
   };
   void look() noexcept;
 
@@ -89,6 +97,7 @@ class Watch final : public TraceLog {
   std::vector<Open> open_;  ///< spans, in the order in which they began
   Sums sums_;
   size_t next_ = 0;
+  TimelineBuilder timeline_;
   MemoryBytes peak_{}, host_peak_{};
   std::string peak_event_;
 };
@@ -127,6 +136,7 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
     if (is_pass) return number;
     events_.push_back({.what = micro_batch < 0 ? span : fmt::format("{} of micro-batch {}", span, micro_batch)});
     current_ = events_.size() - 1;
+    timeline_.begin_event(events_.back().what);
     open_.push_back({.number = number,
                      .event = current_,
                      .num_events = events_.size(),
@@ -139,11 +149,18 @@ size_t Watch::begin(std::string_view row, std::string span, Args args) {
                  .place = events_[current_].what.substr(0, events_[current_].what.find(' ')),
                  .calls = 1,
                  .bytes = static_cast<double>(number_of(args, "sent_bytes"))};
+  const size_t space = span.find(' ');
+  const int32_t of_timeline = timeline_.begin({.axis = call.axis,
+                                               .verb = call.verb,
+                                               .what = space == std::string::npos ? "" : span.substr(space + 1),
+                                               .sent_bytes = call.bytes,
+                                               .peer = static_cast<int>(number_of(args, "peer"))});
   open_.push_back({.number = number,
                    .event = current_,
                    .num_events = events_.size(),
                    .call = std::move(call),
-                   .name = std::move(span)});
+                   .name = std::move(span),
+                   .of_timeline = of_timeline});
   return number;
 }
 
@@ -152,13 +169,16 @@ void Watch::end(size_t number) noexcept {
   const auto found = std::ranges::find(open_, number, &Open::number);
   if (found == open_.end()) return;
   if (found->call) {
-    add(sums_, *found->call);
+    caravan::add(sums_, *found->call);
+    timeline_.end(found->of_timeline);
     open_.erase(found);
     return;
   }
   open_.erase(found);
   const auto inner = std::ranges::find_if(open_.rbegin(), open_.rend(), [](const Open& open) { return !open.call; });
-  if (inner != open_.rend()) current_ = inner->event;
+  if (inner == open_.rend()) return;
+  current_ = inner->event;
+  timeline_.return_to(static_cast<int32_t>(current_));
 }
 
 void Watch::finish(Rehearsal& rehearsal) {
@@ -212,6 +232,8 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
   for (const AxisSize& axis : world.axes) size *= axis.size;
   {
     const TraceScope trace(watch);
+    const KernelLogScope kernels(watch.get());
+    const TorchKernelScope operators;
     const RecordOptions options{
         .ranks_per_host = world.ranks_per_host,
         .on_split = [&](const std::string& axis,
@@ -231,6 +253,8 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
     };
     add_whole(1);
     watch->finish(rehearsal);
+    rehearsal.timeline = watch->timeline();
+    rehearsal.num_steps = steps.num_steps;
     rehearsal.held_bytes = held.peak_bytes();
     rehearsal.host = watch->host_peak();
     rehearsal.disk_bytes = memory->live_bytes(Tier::disk);
@@ -244,6 +268,7 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
       after = memory->moved();
       add_whole(shorter.times);
       rehearsal.moved.add(before, after, -shorter.times);
+      rehearsal.shorter.push_back({watch->timeline(), shorter.times});
       for (const auto& [key, one] : whole) add(sums, one, shorter.times);
       for (const auto& [key, one] : watch->sums()) add(sums, one, -shorter.times);
     }

@@ -10,6 +10,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/comm/types.h"
 #include "caravan/cost/memory_bytes.h"
+#include "caravan/cost/step_timeline.h"
 #include "caravan/engine/chunk_report.h"
 #include "caravan/mesh/mesh.h"
 
@@ -54,6 +55,14 @@ struct Rehearsal {
     void add(const MemoryCounter::Moved& before, const MemoryCounter::Moved& after, double times);
   } moved{};
   ChunkReport chunks{};
+  /// RehearsedSteps::step, and each of RehearsedSteps::shorter with how many times its difference to it is added.
+  StepTimeline timeline{};
+  struct Shorter {
+    StepTimeline timeline;
+    double times;
+  };
+  std::vector<Shorter> shorter{};
+  double num_steps = 1;                                     ///< that all of them stand for
   std::vector<SentCalls> sent{};                            ///< by axis, verb and place
   std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< ranks of the world that this rank sends to, by axis
 

@@ -5,6 +5,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
@@ -18,8 +19,9 @@ using torch::autograd::variable_list;
 /// Calls `kernel` with pointers to the same range of all tensors, which are contiguous and of equal size and dtype, and
 /// with its length.
 template <class Kernel, class... Others>
-void for_elements(std::string_view op, const Kernel& kernel, const at::Tensor& first, const Others&... others) {
+void for_elements(const char* op, const Kernel& kernel, const at::Tensor& first, const Others&... others) {
   constexpr int64_t kGrain = int64_t{1} << 15;  // least number of elements per thread
+  count_kernel(op, first, others...);
   if (first.is_meta()) return;
   with_dtype(op, first.scalar_type(), [&](auto type) {
     using T = decltype(type);

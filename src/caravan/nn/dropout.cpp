@@ -12,6 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
 #include "caravan/base/runs.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
@@ -81,6 +82,7 @@ at::Tensor masked(const at::Tensor& input, const DropoutPlan& plan) {
   constexpr int64_t kChunk = 4096;
   const at::Tensor x = input.contiguous();
   at::Tensor y = at::empty_like(x);
+  count_kernel("dropout", x, y);
   if (x.is_meta()) return y;
   const std::vector<int64_t> size = x.sizes().vec();
   with_dtype("dropout", x.scalar_type(), [&](auto type) {

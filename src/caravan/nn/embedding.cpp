@@ -17,6 +17,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -108,6 +109,7 @@ struct RowsOf : Function<RowsOf> {
     if (saved[1].defined()) dy = dy.flatten(0, -2).index_select(0, saved[1]);
     accumulations_of(ctx)[0]->accumulate_grad([&](at::Tensor& sum, bool is_empty) {
       if (is_empty) sum.zero_();
+      count_kernel("embedding backward", dy, dy, dy);
       if (!dy.is_meta()) add_rows(sum, ids, dy);
     });
     return variable_list(4);
@@ -138,6 +140,7 @@ class EmbeddingTask final : public TileTask {
   }
 
   void forward(const TileRows& tile, const at::Tensor& values) override {
+    count_kernel("embedding", y_, y_);
     if (y_.is_meta()) return;
     const int64_t first = first_row_ + tile.first;
     const int64_t* id = ids_.const_data_ptr<int64_t>();
@@ -164,6 +167,7 @@ class EmbeddingTask final : public TileTask {
     if (!is_trained) return;
     tile.weight.accumulate_grad([&](at::Tensor& sum, bool is_empty) {
       if (is_empty) sum.zero_();
+      count_kernel("embedding backward", dy_);
       if (!dy_.is_meta()) add_rows(sum, ids_, dy_, first_row_ + tile.first);
     });
   }

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
@@ -61,6 +62,7 @@ struct NativeRmsNorm : Function<NativeRmsNorm> {
     at::Tensor y = at::empty_like(x);
     will_accumulate(ctx, {&parameter});
     ctx->save_for_backward({x, weight, rstd});
+    count_kernel("rms_norm", x, y);
     if (x.is_meta()) return y;
     with_dtype("rms_norm", x.scalar_type(), [&](auto type) {
       using T = decltype(type);
@@ -87,6 +89,7 @@ struct NativeRmsNorm : Function<NativeRmsNorm> {
                          const at::Tensor& dx) {
     const at::ScalarType type = compute_type(weight.scalar_type());
     const int64_t width = weight.numel();
+    count_kernel("rms_norm backward", dy, x, dx);
     if (x.is_meta()) return at::empty({width}, x.options().dtype(at::kDouble)).to(type);
     const int64_t rows = rstd.numel();
     const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;

@@ -10,6 +10,7 @@
 
 #include "caravan/base/trace/path_log.h"
 #include "caravan/engine/flat/tier_sweep.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/optim/exact_sum.h"
 #include "caravan/optim/kernels.h"
 
@@ -27,6 +28,7 @@ void sum_rows(const at::Tensor& gradient, int64_t first, int64_t rows, int64_t r
 }
 
 void add_squares(ExactSum& sum, const at::Tensor& gradient) {
+  count_kernel("grad_norm", gradient);
   if (gradient.is_meta() || gradient.numel() == 0) return;
   const int64_t rows = gradient.dim() == 0 ? 1 : gradient.size(0);
   const int64_t row = gradient.numel() / rows;

@@ -13,6 +13,7 @@
 #include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/optim/kernels.h"
 
 namespace caravan {
@@ -210,6 +211,8 @@ AdamW::AdamW(FlatState& state, const AdamWOptions& options)
 
 bool AdamW::update(const Part& part, const AdamWOptions& options, double lr, double gradient_scale) {
   const bool writes = part.copies.defined() && part.copies.scalar_type() == at::kBFloat16;
+  count_kernel("adamw", part.values, part.values, part.gradients, part.moments[0], part.moments[0], part.moments[1],
+               part.moments[1], writes ? part.copies : at::Tensor());
   if (part.values.is_meta()) return writes;
   const auto t = static_cast<double>(part.number);
   const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
@@ -239,6 +242,8 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options)
 }
 
 bool Sgd::update(const Part& part, const SgdOptions& options, double lr, double gradient_scale) {
+  const at::Tensor momentum = part.moments.empty() ? at::Tensor() : part.moments[0];
+  count_kernel("sgd", part.values, part.values, part.gradients, momentum, momentum);
   if (part.values.is_meta()) return false;
   const kernels::SgdStep numbers{.gradient_scale = gradient_scale,
                                  .weight_decay = part.decays ? options.weight_decay : 0,

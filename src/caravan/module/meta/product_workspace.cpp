@@ -12,6 +12,7 @@
 
 #include "caravan/base/memory/held_blocks.h"
 #include "caravan/base/runtime.h"
+#include "caravan/base/trace/kernel_log.h"
 
 namespace caravan {
 namespace {
@@ -53,6 +54,7 @@ bool has_scratchpad(const at::Tensor& a, const ProductCall& call) {
 at::Tensor product_workspace(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                              const ProductCall& call) {
   if (HeldBlocksScope::is_ignored()) return at::empty({0}, a.options());
+  const KernelLogScope uncounted(nullptr);
   using Key = std::vector<int64_t>;
   static auto* mutex = new std::mutex;  // never destroyed: threads may multiply until the process ends
   static auto* known = new std::map<Key, int64_t>;

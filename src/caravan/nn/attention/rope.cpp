@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
 
@@ -27,6 +28,7 @@ using torch::autograd::variable_list;
 at::Tensor rotated(const at::Tensor& input, const at::Tensor& cosine, const at::Tensor& sine, int sign) {
   const at::Tensor x = input.contiguous();
   at::Tensor y = at::empty_like(x);
+  count_kernel("rope", x, y);
   if (x.is_meta()) return y;
   const int64_t rows = cosine.size(0);
   const int64_t heads = x.size(2);

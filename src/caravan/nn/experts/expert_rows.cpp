@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/product.h"
@@ -147,6 +148,7 @@ double ExpertLoadScope::current() noexcept { return expert_load; }
 ExpertRows sort_by_group(const at::Tensor& groups, int64_t num_groups, int64_t meta_parts) {
   const int64_t copies = groups.numel();
   ExpertRows rows{.counts = std::vector<int64_t>(static_cast<size_t>(num_groups), 0), .top_k = groups.size(-1)};
+  count_kernel("route", groups, groups);
   if (groups.is_meta()) {
     const int64_t most = copies / rows.top_k * std::min(rows.top_k, num_groups);  // for a token, one for each expert
     const double loaded = expert_load * static_cast<double>(copies / meta_parts);

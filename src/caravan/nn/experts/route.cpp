@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 
 namespace caravan {
@@ -82,6 +83,7 @@ struct GatesFunction : Function<GatesFunction> {
     ctx->saved_data["z"] = losses.z;
     at::Tensor gates = at::empty(experts.sizes(), logits.options().dtype(compute_type(logits.scalar_type())));
     const at::Tensor values = in_statistics(logits);
+    count_kernel("route", values, experts, gates);
     if (values.is_meta()) return gates;
     const int64_t num_experts = logits.size(-1), k = experts.size(-1);
     const int64_t* chosen = experts.const_data_ptr<int64_t>();
@@ -106,6 +108,7 @@ struct GatesFunction : Function<GatesFunction> {
     const at::Tensor values = in_statistics(logits);
     at::Tensor gradient = at::empty_like(values);
     const at::Tensor of_gates = grads[0].contiguous();
+    count_kernel("route", values, of_gates, gradient);
     if (values.is_meta()) return {gradient.to(logits.scalar_type()), {}, {}, {}};
     with_statistics(values.scalar_type(), [&](auto tag) {
       using T = decltype(tag);
@@ -172,6 +175,7 @@ at::Tensor top_experts(const at::Tensor& logits, int64_t top_k) {
   shape.back() = top_k;
   at::Tensor experts = at::empty(shape, logits.options().dtype(at::kLong).requires_grad(false));
   const at::Tensor values = in_statistics(logits);
+  count_kernel("route", values, experts);
   if (values.is_meta()) return experts;
   with_statistics(values.scalar_type(), [&](auto tag) {
     using T = decltype(tag);
@@ -192,6 +196,7 @@ at::Tensor top_experts(const at::Tensor& logits, int64_t top_k) {
 
 at::Tensor copies_of(const at::Tensor& experts, int64_t num_experts, at::ScalarType type) {
   at::Tensor copies = at::zeros({experts.size(0), num_experts}, experts.options().dtype(type));
+  count_kernel("route", experts, copies);
   if (experts.is_meta()) return copies;
   const int64_t in_row = experts.size(1) * experts.size(2);
   const int64_t* chosen = experts.const_data_ptr<int64_t>();
@@ -206,6 +211,7 @@ at::Tensor summed_probabilities(const at::Tensor& logits, Gates gates) {
   const at::Tensor values = in_statistics(logits);
   const int64_t num_experts = values.size(2);
   at::Tensor sums = at::zeros({values.size(0), num_experts}, values.options());
+  count_kernel("route", values, sums);
   if (values.is_meta()) return sums;
   with_statistics(values.scalar_type(), [&](auto tag) {
     using T = decltype(tag);

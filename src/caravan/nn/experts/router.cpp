@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "caravan/base/error.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/experts/route.h"
 #include "caravan/nn/linear.h"
@@ -22,6 +23,7 @@ namespace {
 /// ones.
 at::Tensor kept_copies(const at::Tensor& experts, int64_t num_experts, int64_t most) {
   at::Tensor kept = experts.clone();
+  count_kernel("route", experts, kept);
   if (kept.is_meta()) return kept;
   const int64_t length = experts.size(1), k = experts.size(2);
   int64_t* chosen = data_of<int64_t>(kept);

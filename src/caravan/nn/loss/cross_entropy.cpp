@@ -13,6 +13,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/loss/check_labels.h"
@@ -146,6 +147,11 @@ class Chunk {
 double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task) {
   double loss = 0;
   with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {
+    if (task.has_gradient()) {
+      count_kernel("cross_entropy", logits, logits, logits, logits, logits);  // maximum, sums, softmax in place
+    } else {
+      count_kernel("cross_entropy", logits, logits);
+    }
     Chunk<decltype(tag)> chunk(logits, labels, task);
     loss = task.reduction == nullptr ? chunk.whole_loss() : chunk.split_loss(compute_type(logits.scalar_type()));
   });
@@ -183,6 +189,24 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
  private:
   static constexpr int64_t kToldChunks = 64;
 
+  /// The work of chunks that stand for themselves.
+  static void count_skipped(const at::Tensor& hidden, const at::Tensor& weight, int64_t tokens, int64_t chunk,
+                            const CrossEntropyTask& task) {
+    KernelLog* log = KernelLog::current();
+    if (log == nullptr) return;
+    const int64_t vocabulary = weight.size(0), width = weight.size(1);
+    for (int64_t done = 0; done < tokens; done += chunk) {
+      const at::ScalarType type = hidden.scalar_type();
+      count_product("mm", type, chunk, vocabulary, width);
+      if (task.grad_hidden) count_product("mm", type, chunk, width, vocabulary);
+      if (task.share != nullptr) count_product("mm", type, vocabulary, width, chunk);
+      log->add(
+          {.what = "cross_entropy",
+           .dtype = dtype_name_of(type),
+           .bytes = (task.has_gradient() ? 5 : 2) * chunk * vocabulary * static_cast<int64_t>(hidden.element_size())});
+    }
+  }
+
   /// The loss, unscaled.
   static double run(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                     const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
@@ -193,7 +217,11 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     for (int64_t first = 0; first < tokens; first += chunk) {
       // On meta tensors, which may have billions of rows, a few chunks stand for many.
       const bool is_told = labels.is_meta() && task.reduction == nullptr && first == kToldChunks * chunk;
-      if (is_told) first += (tokens - first - 1) / chunk * chunk;
+      if (is_told) {
+        const int64_t skipped = (tokens - first - 1) / chunk * chunk;
+        count_skipped(hidden, weight, skipped, chunk, task);
+        first += skipped;
+      }
       const int64_t count = std::min(chunk, tokens - first);
       const at::Tensor rows = hidden.narrow(0, first, count);
       const at::Tensor targets = labels.narrow(0, first, count);

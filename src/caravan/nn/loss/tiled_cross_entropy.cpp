@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "caravan/module/count_kernel.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/loss/check_labels.h"
@@ -105,6 +106,7 @@ class LossTask final : public TileTask {
   /// visit(row of the logits, token) for the tokens with a target; the rows of the others become 0.
   template <class Visit>
   void for_each_token(const at::Tensor& logits, int64_t first, Visit visit) const {
+    count_kernel("cross_entropy", logits, logits);
     if (logits.is_meta()) return;
     const int64_t columns = logits.size(1);
     with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {

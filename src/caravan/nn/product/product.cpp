@@ -22,6 +22,7 @@
 #include "caravan/base/system/cache_folder.h"
 #include "caravan/base/system/processor.h"
 #include "caravan/base/text.h"
+#include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/product_workspace.h"
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
@@ -112,6 +113,7 @@ at::Tensor multiply_by_onednn(const at::Tensor& a, const at::Tensor& b, const st
 /// As torch copies a matrix: transposed ones go through a square of 60 columns.
 at::Tensor contiguous_on_meta(const at::Tensor& x) {
   constexpr int64_t kSquare = 60;
+  const KernelLogScope uncounted(nullptr);  // a part of the product
   const at::Tensor copy = x.contiguous();
   if (!x.is_contiguous() && x.numel() >= kSquare * kSquare) at::empty({kSquare, kSquare}, x.options());
   return copy;
@@ -170,6 +172,7 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
                     sum.scalar_type() == at::kFloat && a.numel() > 0 && b.numel() > 0;
   const bool is_chosen = in_use().second.library(ProductKind::dw) == ProductLibrary::mkl;
   if (cblas_gemm_bf16bf16f32 == nullptr || !is_chosen || !fits) return false;
+  count_product("mm", at::kBFloat16, a.size(0), b.size(0), a.size(1));
   if (sum.is_meta()) return true;
   constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
   const auto m = static_cast<int>(a.size(0));

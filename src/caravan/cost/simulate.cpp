@@ -1,0 +1,212 @@
+#include "caravan/cost/simulate.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+using Call = StepTimeline::Call;
+using Moment = StepTimeline::Moment;
+
+bool is_message(const Call& call) { return call.verb == Verb::send || call.verb == Verb::recv; }
+
+/// A call of all simulated ranks that take part, or a message between two of them.
+struct Meeting {
+  size_t expected = 1;  ///< simulated ranks
+  size_t begun = 0;
+  double ready = 0;  ///< when the last of them began
+  std::optional<double> end{};
+  double of_device = 0;
+};
+
+/// Equal on the ranks that meet.
+struct MeetingKey {
+  std::string axis;
+  std::string what;  ///< of messages
+  std::vector<int> ranks;
+  int number;  ///< among those that are equal otherwise
+  auto operator<=>(const MeetingKey&) const = default;
+};
+
+class Actor {
+ public:
+  Actor(const RankTimeline& of, const StepCosts& costs, bool keep_spans)
+      : of_(of), costs_(costs), keep_spans_(keep_spans), meetings_(of.timeline->calls.size()) {
+    result_.rank = of.rank;
+    result_.flops = of.timeline->flops();
+    for (const KernelWork& work : of.timeline->kernels) kernel_seconds_.push_back(costs.seconds(work, of.rank));
+  }
+
+  bool is_done() const noexcept { return next_ == of_.timeline->moments.size(); }
+  const RankTimeline& of() const noexcept { return of_; }
+
+  using Meetings = std::map<MeetingKey, Meeting>;
+  /// Goes on until it waits for others. Returns whether it did anything.
+  template <class Ranks>
+  bool advance(Meetings& meetings, const Ranks& simulated);
+
+  std::string waits_for() const {
+    const Moment& moment = of_.timeline->moments[next_];
+    const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
+    return fmt::format("rank {} for {} {} over {}", of_.rank, name(call.verb), call.what, call.axis);
+  }
+  SimulatedStep::OfRank result() {
+    close_event();
+    result_.seconds = clock_;
+    return std::move(result_);
+  }
+  std::vector<SimulatedStep::Span> spans() { return std::move(spans_); }
+
+ private:
+  std::vector<int> ranks_of(const Call& call) const {
+    const auto found = of_.ranks_of_axis->find(call.axis);
+    if (found == of_.ranks_of_axis->end()) return {of_.rank};
+    if (!is_message(call)) return found->second;
+    const int peer = found->second[static_cast<size_t>(call.peer)];
+    return {std::min(peer, of_.rank), std::max(peer, of_.rank)};
+  }
+
+  /// Calls of one channel follow each other; messages have one for each peer and direction.
+  static std::string channel_of(const Call& call) {
+    return is_message(call) ? fmt::format("{} {} {}", call.axis, name(call.verb), call.peer) : call.axis;
+  }
+
+  void compute(const Moment& moment) {
+    const KernelWork& work = of_.timeline->kernels[static_cast<size_t>(moment.index)];
+    const double seconds = kernel_seconds_[static_cast<size_t>(moment.index)];
+    result_.computes += seconds;
+    if (work.kind != KernelWork::Kind::memory) result_.of_products += seconds;
+    enter(moment.event);
+    clock_ += seconds;
+  }
+  void begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated);
+  bool end(const Moment& moment);
+
+  void enter(int32_t event) {
+    if (!keep_spans_ || event == event_) return;
+    close_event();
+    event_ = event;
+    event_begin_ = clock_;
+  }
+  void close_event() {
+    if (keep_spans_ && event_ >= 0 && clock_ > event_begin_) {
+      spans_.push_back({of_.rank, "compute", of_.timeline->events[static_cast<size_t>(event_)], event_begin_, clock_});
+    }
+    event_ = -1;
+  }
+
+  RankTimeline of_;
+  const StepCosts& costs_;
+  bool keep_spans_;
+  std::vector<double> kernel_seconds_;
+  std::vector<Meeting*> meetings_;                 // by call
+  std::map<std::string, double> channel_is_free_;  // from when on
+  std::map<std::pair<std::string, std::string>, int> numbers_;
+  size_t next_ = 0;
+  double clock_ = 0;
+  int32_t event_ = -1;
+  double event_begin_ = 0;
+  SimulatedStep::OfRank result_;
+  std::vector<SimulatedStep::Span> spans_;
+};
+
+void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated) {
+  const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
+  const std::vector<int> ranks = ranks_of(call);
+  // Messages pair up by their labels, collectives by their order.
+  const std::string label = is_message(call) ? call.what : "";
+  std::string counted = label;
+  for (const int rank : ranks) counted += fmt::format(" {}", rank);
+  const int number = numbers_[{call.axis, counted}]++;
+  Meeting& meeting = meetings[{call.axis, label, ranks, number}];
+  meetings_[static_cast<size_t>(moment.index)] = &meeting;
+  if (meeting.begun++ == 0) {
+    meeting.expected = static_cast<size_t>(
+        std::ranges::count_if(ranks, [&](int rank) { return std::ranges::find(simulated, rank) != simulated.end(); }));
+  }
+  double& is_free = channel_is_free_[channel_of(call)];
+  if (call.verb != Verb::recv) meeting.ready = std::max({meeting.ready, clock_, is_free});
+  const bool is_complete = call.verb == Verb::send || (call.verb != Verb::recv && meeting.begun >= meeting.expected);
+  // A message whose sender is not simulated is there at once.
+  const bool is_alone = call.verb == Verb::recv && meeting.expected < 2;
+  if (!is_complete && !is_alone) return;
+  if (is_alone) meeting.ready = clock_;
+  const StepCosts::CallTime time = costs_.seconds(call, ranks);
+  meeting.end = meeting.ready + time.seconds;
+  meeting.of_device = time.of_device;
+  is_free = *meeting.end;
+  if (keep_spans_) {
+    spans_.push_back(
+        {of_.rank, call.axis, fmt::format("{} {}", name(call.verb), call.what), meeting.ready, *meeting.end});
+  }
+}
+
+bool Actor::end(const Moment& moment) {
+  const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
+  const Meeting& meeting = *meetings_[static_cast<size_t>(moment.index)];
+  if (!meeting.end) return false;
+  double& is_free = channel_is_free_[channel_of(call)];
+  is_free = std::max(is_free, *meeting.end);
+  // What the device does for a call delays its kernels, also if nobody waits for it.
+  const double until = std::max(clock_ + meeting.of_device, *meeting.end);
+  if (until > clock_) {
+    close_event();
+    if (keep_spans_) spans_.push_back({of_.rank, "wait", call.axis, clock_, until});
+    result_.exposed[call.axis] += until - clock_;
+    clock_ = until;
+  }
+  return true;
+}
+
+template <class Ranks>
+bool Actor::advance(Meetings& meetings, const Ranks& simulated) {
+  const size_t before = next_;
+  const std::vector<Moment>& moments = of_.timeline->moments;
+  for (; next_ < moments.size(); ++next_) {
+    const Moment& moment = moments[next_];
+    if (moment.kind == Moment::Kind::kernel) compute(moment);
+    if (moment.kind == Moment::Kind::begin) begin(meetings, moment, simulated);
+    if (moment.kind == Moment::Kind::end && !end(moment)) break;
+  }
+  return next_ != before;
+}
+
+}  // namespace
+
+SimulatedStep simulate(std::span<const RankTimeline> ranks, const StepCosts& costs, bool keep_spans) {
+  std::vector<Actor> actors;
+  std::vector<int> simulated;
+  for (const RankTimeline& rank : ranks) {
+    actors.emplace_back(rank, costs, keep_spans);
+    simulated.push_back(rank.rank);
+  }
+  Actor::Meetings meetings;
+  const auto is_done = [](const Actor& actor) { return actor.is_done(); };
+  for (bool goes_on = true; goes_on && !std::ranges::all_of(actors, is_done);) {
+    goes_on = false;
+    for (Actor& actor : actors) goes_on |= actor.advance(meetings, simulated);
+  }
+  std::vector<std::string> stuck;
+  for (const Actor& actor : actors) {
+    if (!actor.is_done()) stuck.push_back(actor.waits_for());
+  }
+  if (!stuck.empty()) {
+    throw InternalError({"simulate", "", "ranks wait for each other: " + join(stuck, "; "), "", ""});
+  }
+  SimulatedStep step;
+  for (Actor& actor : actors) {
+    step.ranks.push_back(actor.result());
+    step.seconds = std::max(step.seconds, step.ranks.back().seconds);
+    for (SimulatedStep::Span& span : actor.spans()) step.spans.push_back(std::move(span));
+  }
+  return step;
+}
+
+}  // namespace caravan
