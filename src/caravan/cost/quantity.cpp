@@ -1,0 +1,104 @@
+#include "caravan/cost/quantity.h"
+
+#include <charconv>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
+
+namespace caravan {
+namespace {
+
+/// A unit is 10^ten * 2^two.
+struct QuantityUnit {
+  std::string_view text;
+  int ten = 0;
+  int two = 0;
+  bool is_written = true;
+};
+
+constexpr QuantityUnit kBytesUnits[] = {{"TiB", 0, 40}, {"GiB", 0, 30}, {"MiB", 0, 20}, {"KiB", 0, 10}, {"TB", 12},
+                                        {"GB", 9},      {"MB", 6},      {"kB", 3},      {"B"}};
+constexpr QuantityUnit kRateUnits[] = {{"TB/s", 12},
+                                       {"GB/s", 9},
+                                       {"MB/s", 6},
+                                       {"kB/s", 3},
+                                       {"B/s"},
+                                       {"TiB/s", 0, 40, false},
+                                       {"GiB/s", 0, 30, false},
+                                       {"MiB/s", 0, 20, false},
+                                       {"KiB/s", 0, 10, false},
+                                       {"Tb/s", 12, -3, false},
+                                       {"Gb/s", 9, -3, false},
+                                       {"Mb/s", 6, -3, false}};
+constexpr QuantityUnit kTimeUnits[] = {{"s"}, {"ms", -3}, {"us", -6}, {"ns", -9}};
+constexpr QuantityUnit kFlopUnits[] = {{"PFLOP/s", 15}, {"TFLOP/s", 12}, {"GFLOP/s", 9}, {"MFLOP/s", 6}, {"FLOP/s"}};
+
+std::span<const QuantityUnit> units_of(Quantity quantity) {
+  switch (quantity) {
+    case Quantity::bytes: return kBytesUnits;
+    case Quantity::bytes_per_second: return kRateUnits;
+    case Quantity::seconds: return kTimeUnits;
+    case Quantity::flops_per_second: return kFlopUnits;
+  }
+  return {};
+}
+
+/// The number at the beginning of a text, and the unit after it.
+struct QuantityParts {
+  std::string_view number;
+  std::string_view unit;
+};
+
+QuantityParts split_quantity(std::string_view text) {
+  const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const size_t unit = std::min(text.find_first_not_of(' ', end), text.size());
+  return {text.substr(0, end), text.substr(unit)};
+}
+
+std::optional<double> read_number(const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, fault] = std::from_chars(text.data(), end, value);
+  return fault == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<double> parse_quantity(std::string_view text, Quantity quantity) {
+  const auto [number, unit] = split_quantity(text);
+  for (const QuantityUnit& known : units_of(quantity)) {
+    if (unit != known.text) continue;
+    const auto value = read_number(fmt::format("{}e{}", number, known.ten));
+    return value ? std::optional(std::ldexp(*value, known.two)) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::string format_quantity(double value, Quantity quantity) {
+  std::string best;
+  for (const QuantityUnit& unit : units_of(quantity)) {
+    const double scale = std::pow(10, std::abs(unit.ten));  // exact, unlike a negative power
+    const double count = std::ldexp(unit.ten < 0 ? value * scale : value / scale, -unit.two);
+    if (!unit.is_written || (count < 1 && (unit.ten != 0 || unit.two != 0))) continue;  // 300GB/s, not 0.3TB/s
+    const std::string number = fmt::format("{}", count);
+    const std::string text = fmt::format("{}{}", number, unit.text);
+    const bool is_read = number.find('e') == std::string::npos && parse_quantity(text, quantity) == value;
+    if (is_read && (best.empty() || text.size() < best.size())) best = text;
+  }
+  return best;
+}
+
+std::string explain_quantity(std::string_view text, Quantity quantity) {
+  const auto [number, unit] = split_quantity(text);
+  std::vector<std::string> units;
+  for (const QuantityUnit& known : units_of(quantity)) units.emplace_back(known.text);
+  if (!read_number(std::string(number))) return fmt::format("'{}' is not a number with a unit", text);
+  if (unit.empty()) return fmt::format("'{}' has no unit; write one of {}", text, join(units));
+  return fmt::format("unit {}", not_one_of(unit, units));
+}
+
+}  // namespace caravan
