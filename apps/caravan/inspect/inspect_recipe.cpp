@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 
 #include "apps/caravan/commands.h"
-#include "apps/caravan/inspect/neighbours.h"
 #include "apps/caravan/launch/check_run.h"
 #include "apps/caravan/launch/ranks.h"
 #include "apps/caravan/options/vocabulary.h"
@@ -22,6 +21,7 @@
 #include "caravan/base/text.h"
 #include "caravan/memory/bandwidths.h"
 #include "caravan/nn/experts/expert_rows.h"
+#include "caravan/plan/neighbours.h"
 #include "caravan/train/model/micro_batch.h"
 #include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"

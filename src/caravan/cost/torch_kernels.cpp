@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -111,7 +111,8 @@ struct Call final : at::ObserverContext {
   Rule rule = Rule::free;
   std::string_view name;
   std::vector<Seen> inputs, outputs;
-  bool is_causal = false;  ///< one of its flags is true
+  bool is_causal = false;    ///< one of its flags is true
+  bool is_in_place = false;  ///< see OperatorRule
 };
 
 KernelWork memory_work(const Call& call, int64_t bytes) {
@@ -191,28 +192,33 @@ std::optional<KernelWork> work_of(const Call& call) {
   return memory_work(call, in + out);
 }
 
-/// Whether an operator gave back its input, or a view of it.
-bool is_view(const at::RecordFunction& function, const Call& call) {
-  const std::optional<c10::FunctionSchema> schema = function.operator_schema();
-  if (schema && !schema->returns().empty()) {
-    const c10::AliasInfo* alias = schema->returns().front().alias_info();
-    if (alias != nullptr) return !alias->isWrite();
-  }
+/// Whether an operator gave back its input as it is.
+bool is_input(const Call& call) {
   return !call.outputs.empty() &&
          std::ranges::find(call.inputs, call.outputs.front().tensor, &Seen::tensor) != call.inputs.end();
 }
 
-/// The rule of the overload that is called.
-Rule rule_of(const at::RecordFunction& function) {
-  static thread_local std::unordered_map<std::string, Rule> rules;
+struct OperatorRule {
+  Rule rule = Rule::composite;
+  bool is_in_place = false;  ///< its output is its input, which it writes
+};
+
+OperatorRule find_rule(const at::RecordFunction& function) {
   const std::optional<c10::OperatorName> full = function.operator_name();
-  if (!full) return Rule::composite;  // not an operator
-  const auto [rule, is_new] = rules.try_emplace(c10::toString(*full));
-  if (is_new) {
-    const auto handle = c10::Dispatcher::singleton().findOp(*full);
-    const bool is_composite = handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    rule->second = is_composite ? Rule::composite : rule_of(short_name(full->name));
-  }
+  if (!full) return {};  // not an operator
+  const auto handle = c10::Dispatcher::singleton().findOp(*full);
+  if (!handle || handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return {};
+  const std::vector<c10::Argument>& returns = handle->schema().returns();
+  const c10::AliasInfo* alias = returns.empty() ? nullptr : returns.front().alias_info();
+  if (alias != nullptr && !alias->isWrite()) return {Rule::free};  // a view
+  return {rule_of(short_name(full->name)), alias != nullptr};
+}
+
+/// The rule of the overload that is called. Names of operators are never moved while they are registered.
+OperatorRule rule_of(const at::RecordFunction& function) {
+  static thread_local std::map<std::pair<const char*, const char*>, OperatorRule> rules;
+  const auto [rule, is_new] = rules.try_emplace({function.name(), function.overload_name()});
+  if (is_new) rule->second = find_rule(function);
   return rule->second;
 }
 
@@ -221,11 +227,12 @@ thread_local constinit int num_counting = 0;
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
   if (KernelLog::current() == nullptr) return nullptr;
-  const Rule rule = rule_of(function);
-  if (rule == Rule::composite) return nullptr;
+  const OperatorRule rule = rule_of(function);
+  if (rule.rule == Rule::composite) return nullptr;
   auto call = std::make_unique<Call>();
-  if (num_counting++ > 0 || rule == Rule::free) return call;
-  call->rule = rule;
+  if (num_counting++ > 0 || rule.rule == Rule::free) return call;
+  call->rule = rule.rule;
+  call->is_in_place = rule.is_in_place;
   call->name = short_name(function.name());
   const c10::ArrayRef<const c10::IValue> values = function.inputs();  // gone when the operator ends
   call->inputs = tensors_of(values);
@@ -240,7 +247,8 @@ void end_operator(const at::RecordFunction& function, at::ObserverContext* conte
   KernelLog* log = KernelLog::current();
   if (call.rule == Rule::free || log == nullptr) return;
   call.outputs = tensors_of(function.outputs());
-  if ((call.inputs.empty() && call.outputs.empty()) || is_view(function, call)) return;
+  if (call.inputs.empty() && call.outputs.empty()) return;
+  if (!call.is_in_place && is_input(call)) return;
   if (std::optional<KernelWork> work = work_of(call)) log->add(std::move(*work));
 }
 

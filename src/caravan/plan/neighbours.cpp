@@ -1,4 +1,4 @@
-#include "apps/caravan/inspect/neighbours.h"
+#include "caravan/plan/neighbours.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/offload/kinds.h"
 
-namespace caravan::app {
+namespace caravan {
 namespace {
 
 struct Change {
@@ -103,6 +103,25 @@ std::optional<Recipe> changed(Recipe recipe, const Changes& changes, bool is_aut
 
 }  // namespace
 
+std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std::pair<std::string, RecipeValue>>& keys,
+                                     int num_ranks) {
+  try {
+    Recipe other = recipe;
+    for (const auto& [key, value] : keys) {
+      if (!recipe_key(key).set(other, value).empty()) return std::nullopt;
+    }
+    other = parse_recipe(to_toml(other), "layout");
+    if (other.pipeline.file == recipe.pipeline.file) other.pipeline.table = recipe.pipeline.table;
+    other.folder = recipe.folder;
+    other.name = recipe.name;
+    mesh_axes(other, num_ranks);
+    plan_batch(other, num_ranks);
+    return other;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto) {
   std::vector<Neighbour> found;
   for (const Changes& changes : changes_of(recipe, num_ranks)) {
@@ -115,4 +134,4 @@ std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_a
   return found;
 }
 
-}  // namespace caravan::app
+}  // namespace caravan

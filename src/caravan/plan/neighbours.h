@@ -1,11 +1,13 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "caravan/recipe/recipe.h"
 
-namespace caravan::app {
+namespace caravan {
 
 /// A recipe that differs in one choice.
 struct Neighbour {
@@ -13,9 +15,14 @@ struct Neighbour {
   Recipe recipe;       ///< with a number of sequences in a micro-batch: those of the first, if they divide its rows
 };
 
+/// The recipe with other values of some keys, if it is legal on `num_ranks` ranks. Keys that the other choices do not
+/// read are left out.
+std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std::pair<std::string, RecipeValue>>& keys,
+                                     int num_ranks);
+
 /// The legal neighbours of the recipe on `num_ranks` ranks: other techniques, other values of their keys with few
 /// choices, twice and half the ranks of an axis that splits the model, other kinds of splitting, what is recomputed,
 /// each kind of memory on the host, twice and half the micro-batch. `is_auto`: its micro-batch was "auto".
 std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto);
 
-}  // namespace caravan::app
+}  // namespace caravan

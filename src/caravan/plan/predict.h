@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "caravan/cost/hardware.h"
+#include "caravan/cost/rehearsal.h"
+#include "caravan/cost/simulate.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan {
+
+/// What to expect of a recipe on some hardware.
+struct Prediction {
+  double seconds = 0;            ///< of a step
+  double tokens_per_second = 0;  ///< of all ranks
+  double utilisation = 0;        ///< model FLOPs by the peak of all devices in the dtype of the arithmetic
+  double computes = 0;           ///< seconds of the slowest rank in kernels
+  double of_products = 0;        ///< of these, in products and attention
+  double idles = 0;              ///< of the slowest rank: neither in kernels nor waiting for an axis that it sends over
+  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis
+  MemoryBytes memory{};                   ///< peak of the fullest rank
+  int fullest_rank = 0;
+  std::string peak_event{};
+  int64_t room_bytes = 0;  ///< of the device of that rank; 0: unknown
+  bool fits() const noexcept { return room_bytes <= 0 || memory.total() <= room_bytes; }
+};
+
+/// Where predictions are made: a recipe's model on the ranks of some hardware.
+class Predictor {
+ public:
+  /// Uses the first `num_ranks` devices. Throws UsageError if there are fewer. `costs` outlives this.
+  Predictor(const Hardware& hardware, const StepCosts& costs, int num_ranks, int64_t vocabulary);
+
+  /// By a rehearsal of the whole step of a rank of each place of the pipeline. Throws what the rehearsal throws.
+  Prediction predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans = nullptr) const;
+  /// By rehearsals of models with fewer layers and, in a pipeline, of fewer micro-batches, extrapolated in both: layers
+  /// are equal, and micro-batches between the first and the last take equal times.
+  Prediction estimate(const Recipe& recipe) const;
+
+  int num_ranks() const noexcept { return num_ranks_; }
+  const Hardware& hardware() const noexcept { return hardware_; }
+
+ private:
+  std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
+  void add_rates(Prediction& prediction, const Recipe& recipe) const;
+
+  const Hardware& hardware_;
+  const StepCosts& costs_;
+  int num_ranks_;
+  int64_t vocabulary_;
+};
+
+}  // namespace caravan

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "caravan/plan/predict.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan {
+
+/// A legal recipe of the same model, batch and arithmetic, and what to expect of it.
+struct PlannedLayout {
+  Recipe recipe;
+  std::string text;  ///< see layout_text
+  Prediction prediction;
+};
+
+/// "pp 2 (1f1b) x dp 4 (zero1), recompute full, 4 micro-batches of 2": what a search may choose.
+std::string layout_text(const Recipe& recipe, int num_ranks);
+
+struct SearchOptions {
+  double seconds = 20;    ///< of processor time, for estimates
+  size_t most_rows = 10;  ///< that are rehearsed whole
+};
+
+struct SearchResult {
+  /// The fastest that fit, the fastest first; if none fits, those that need the least memory. Each is rehearsed whole.
+  std::vector<PlannedLayout> best{};
+  /// The recipe as it is; absent if it is not legal on these ranks.
+  std::optional<PlannedLayout> own{};
+  std::vector<PlannedLayout> estimated{};  ///< all that were considered
+  bool is_complete = true;                 ///< false: time was up
+  bool fits() const noexcept { return !best.empty() && best.front().prediction.fits(); }
+};
+
+/// Searches the layouts of a recipe: degrees of all axes, technique, kinds of splits, schedule, micro-batches,
+/// recomputation and offload to the host; all that the registry has and that computes the gradient of one process.
+/// Estimates the recipe, and each pair of degrees of tensor and pipeline parallelism; from the best of them it goes on
+/// to the best neighbour until none is better.
+SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options = {});
+
+/// Sentences with numbers, each the difference of two layouts of a search.
+std::vector<std::string> advice_of(const SearchResult& result, int num_ranks);
+
+}  // namespace caravan

@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "caravan/base/error.h"
+#include "caravan/plan/predict.h"
+#include "caravan/plan/search.h"
+#include "caravan/recipe/recipe.h"
+
+namespace caravan::testing {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+constexpr int kPerHost = 2;
+
+/// Simple sums: 1 TFLOP/s, 100 GB/s of memory, links of 10 GB/s in a host and `link` between hosts.
+class PlainCosts final : public StepCosts {
+ public:
+  explicit PlainCosts(double link) : link_(link) {}
+  double seconds(const KernelWork& work, int) const override {
+    return std::max(work.flops() / 1e12, static_cast<double>(work.bytes) / 1e11);
+  }
+  CallTime seconds(const StepTimeline::Call& call, std::span<const int> ranks) const override {
+    const bool is_inside = ranks.front() / kPerHost == ranks.back() / kPerHost;
+    return {1e-5 + call.sent_bytes / (is_inside ? 1e10 : link_), 0};
+  }
+
+ private:
+  double link_;
+};
+
+Hardware hosts(int64_t count, int64_t memory_bytes) {
+  Hardware hardware;
+  hardware.name = "hosts of a test";
+  hardware.devices = {{.name = "device", .memory_bytes = memory_bytes}};
+  hardware.devices[0].products = {{.dtype = "fp32", .peak_flops = 1e12, .flops = 1e12},
+                                  {.dtype = "bf16", .peak_flops = 1e12, .flops = 1e12}};
+  hardware.hosts = {{.count = count, .device = "device", .devices = kPerHost}};
+  hardware.levels = {{.name = "host", .devices = kPerHost, .bytes_per_second = 1e10},
+                     {.name = "cluster", .devices = count * kPerHost, .bytes_per_second = 1e9}};
+  return hardware;
+}
+
+Recipe recipe_of(Keys keys) {
+  const Keys small{"model.layers=8",       "model.width=64",  "model.heads=4",         "model.context=64",
+                   "data.tokenizer=bytes", "model.dropout=0", "train.global_batch=64", "train.micro_batch=4"};
+  keys.insert(keys.begin(), small.begin(), small.end());
+  return load_recipe("", keys);
+}
+
+TEST(Predict, FewLayersAndMicroBatchesTellOfAll) {
+  const Hardware hardware = hosts(4, int64_t{1} << 34);
+  const PlainCosts costs(1e9);
+  const std::vector<Keys> cases{
+      {"data_parallel.technique=ddp"},
+      {"data_parallel.technique=zero3", "model.layers=16"},
+      {"mesh.tp=2", "data_parallel.technique=zero1"},
+      {"memory.recompute=full"},
+      {"model.kind=llama", "precision.compute=bf16"},
+      {"mesh.pp=2", "pipeline.micro_batches=16"},
+      {"mesh.pp=4", "pipeline.micro_batches=32", "data_parallel.technique=zero1"},
+      {"mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=16"},
+      {"mesh.pp=2", "mesh.tp=2", "pipeline.schedule=interleaved", "pipeline.micro_batches=16"}};
+  for (Keys keys : cases) {
+    SCOPED_TRACE(::testing::PrintToString(keys));
+    keys.insert(keys.begin(), "model.width=1024");  // else small messages are joined, across layers
+    if (keys[1].starts_with("mesh.pp")) keys.emplace_back("train.micro_batch=auto");
+    const Recipe recipe = recipe_of(keys);
+    const Predictor predictor(hardware, costs, 8, 256);
+    const Prediction whole = predictor.predict(recipe);
+    const Prediction estimate = predictor.estimate(recipe);
+    EXPECT_NEAR(estimate.seconds, whole.seconds, 1e-3 * whole.seconds);
+    EXPECT_NEAR(estimate.computes, whole.computes, 1e-3 * whole.computes);
+    EXPECT_NEAR(static_cast<double>(estimate.memory.total()), static_cast<double>(whole.memory.total()),
+                1e-2 * static_cast<double>(whole.memory.total()));
+    EXPECT_GT(whole.utilisation, 0);
+    EXPECT_LT(whole.utilisation, 1);
+  }
+}
+
+TEST(Predict, AStepTakesWhatItsKernelsAndCallsTake) {
+  const Hardware hardware = hosts(1, int64_t{1} << 34);
+  const Recipe recipe = recipe_of({"train.micro_batch=64", "optimizer.kind=sgd"});
+  const Prediction one = Predictor(hardware, PlainCosts(1e9), 1, 256).predict(recipe);
+  EXPECT_DOUBLE_EQ(one.seconds, one.computes);  // one rank waits for nobody
+  // The products of the model, forward and backward. Fused attention leaves out the keys that a query does not see, and
+  // computes the scores again in its backward: 7 products of half of them instead of 6 of all.
+  ModelConfig model = recipe.model;
+  model.vocabulary = 256;
+  const double attention = 8 * 2.0 * 64 * 64;  // of a token: layers, for each product 2 length width
+  const double flops = model.flops_per_token(64) - 6 * attention + 7 * attention / 2;
+  EXPECT_NEAR(one.of_products, flops * 64 * 64 / 1e12, 1e-2 * one.of_products);
+}
+
+TEST(Search, SlowLinksBetweenHostsDecide) {
+  const Hardware hardware = hosts(2, int64_t{1} << 34);
+  const Recipe recipe = recipe_of(
+      {"model.layers=4", "model.width=256", "model.context=16", "train.micro_batch=8", "data_parallel.technique=ddp"});
+  const auto best = [&](double link) {
+    const PlainCosts costs(link);
+    const SearchResult result =
+        search_layouts(recipe, Predictor(hardware, costs, 4, 256), {.seconds = 60, .most_rows = 3});
+    EXPECT_TRUE(result.fits());
+    EXPECT_TRUE(result.own);
+    for (const PlannedLayout& layout : result.best) {
+      EXPECT_GE(layout.prediction.seconds, result.best.front().prediction.seconds);
+    }
+    EXPECT_LE(result.best.front().prediction.seconds, 1.01 * result.own->prediction.seconds);
+    return result.best.front();
+  };
+  EXPECT_FALSE(best(1e10).recipe.pipeline.is_used()) << "all links are fast: no bubble";
+  // Gradients of all parameters are too slow: stages send activations alone.
+  EXPECT_TRUE(best(1e6).recipe.pipeline.is_used());
+}
+
+TEST(Search, WhatDoesNotFitSaysByHowMuch) {
+  const Recipe recipe = recipe_of({"model.layers=2"});
+  const PlainCosts costs(1e9);
+  const Hardware small = hosts(1, 100'000);
+  const SearchResult result = search_layouts(recipe, Predictor(small, costs, 2, 256), {.seconds = 20, .most_rows = 3});
+  EXPECT_FALSE(result.fits());
+  ASSERT_FALSE(result.best.empty());
+  const std::vector<std::string> advice = advice_of(result, 2);
+  ASSERT_GE(advice.size(), 2U);
+  EXPECT_THAT(advice[0],
+              ::testing::AllOf(::testing::HasSubstr("no layout fits 2 ranks"), ::testing::HasSubstr("97.7 KiB")));
+}
+
+TEST(Search, MemoryDecidesBeforeTime) {
+  const Recipe recipe = recipe_of({"model.layers=2", "train.micro_batch=16", "data_parallel.technique=ddp"});
+  const PlainCosts costs(1e10);
+  const Hardware wide = hosts(1, int64_t{1} << 34);
+  const SearchResult all = search_layouts(recipe, Predictor(wide, costs, 2, 256), {.seconds = 60, .most_rows = 1});
+  const int64_t needs = all.best.front().prediction.memory.total();
+  const Hardware narrow = hosts(1, needs / 2);
+  const SearchResult some = search_layouts(recipe, Predictor(narrow, costs, 2, 256), {.seconds = 60, .most_rows = 1});
+  ASSERT_TRUE(some.fits());
+  EXPECT_LE(some.best.front().prediction.memory.total(), needs / 2);
+  EXPECT_GE(some.best.front().prediction.seconds, all.best.front().prediction.seconds);
+}
+
+TEST(Predict, MoreRanksThanDevicesAreRefused) {
+  const Hardware hardware = hosts(1, 1 << 20);
+  EXPECT_THROW(Predictor(hardware, PlainCosts(1e9), 5, 256), UsageError);
+}
+
+}  // namespace
+}  // namespace caravan::testing
