@@ -34,6 +34,7 @@ int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedul
 int prove(const ProveArguments& arguments);
 int bench_comm(const BenchArguments& arguments);
 int doctor(const DoctorArguments& arguments);
-int tune();  ///< doctor --tune
+int tune();                                              ///< doctor --tune
+int measure_hardware(const DoctorArguments& arguments);  ///< doctor --hardware
 
 }  // namespace caravan::app

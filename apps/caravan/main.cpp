@@ -18,6 +18,7 @@
 #include "apps/caravan/launch/run_main.h"
 #include "apps/caravan/options/options.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/cores.h"
 #include "caravan/prove/proof_recipe.h"
 
 namespace caravan::app {
@@ -86,7 +87,8 @@ int run(const CommandLine& line, int argc, char** argv) {
       return start(plan_ranks(line.bench.ranks, line.bench.backend), "bench comm", argc, argv);
     case CommandLine::Command::doctor:
       if (line.doctor.tune) become_rank(argv);
-      return start(plan_ranks(line.doctor.ranks, ""), "doctor", argc, argv);
+      return start(plan_ranks(line.doctor.ranks, "", line.doctor.hardware.empty() ? 2 : num_usable_cores()), "doctor",
+                   argc, argv);
     default: become_rank(argv);
   }
 }

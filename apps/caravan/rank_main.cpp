@@ -22,7 +22,10 @@ int dispatch(const CommandLine& line) {
                                      : inspect_recipe(line.inspect);
     case CommandLine::Command::prove: return prove(line.prove);
     case CommandLine::Command::bench_comm: return bench_comm(line.bench);
-    case CommandLine::Command::doctor: return line.doctor.tune ? tune() : doctor(line.doctor);
+    case CommandLine::Command::doctor:
+      return line.doctor.tune               ? tune()
+             : line.doctor.hardware.empty() ? doctor(line.doctor)
+                                            : measure_hardware(line.doctor);
     default: throw UsageError({"caravan-rank", "", "does not run this command itself", "", "use the program caravan"});
   }
 }

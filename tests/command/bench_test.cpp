@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <gmock/gmock.h>
 #include <map>
 #include <set>
@@ -11,6 +12,7 @@
 #include "apps/caravan/bench/doctor_report.h"
 #include "caravan/base/system/processor.h"
 #include "caravan/comm/choice/selection.h"
+#include "caravan/cost/hardware.h"
 #include "caravan/memory/bandwidths.h"
 #include "caravan/nn/product/product_choice.h"
 #include "tests/command/command.h"
@@ -261,6 +263,57 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
                           "MASTER_ADDR=127.0.0.1", "MASTER_PORT=23458", program(), "doctor", "--tune"});
   EXPECT_EQ(job.code, 2);
   EXPECT_THAT(job.err, HasSubstr("times one process, and 2 were started"));
+}
+
+TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
+  const std::string file = path("mine.toml");
+  const Result result = caravan({"doctor", "--hardware", file, "--ranks", "2", "--disk", path("disk")});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* part : {": 2 devices, threads of each ", "memory rate", "launch ", "attention ", "link ",
+                           "fp32: ", "bf16: ", "typical error", "by the formula", "disk "}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+  EXPECT_THAT(result.out, HasSubstr("wrote " + file + "\n"));
+  const Hardware measured = read_hardware(file);
+  EXPECT_THAT(measured.source, HasSubstr("measured 2"));
+  EXPECT_EQ(measured.num_devices(), 2);
+  ASSERT_EQ(measured.hosts.size(), 1U);
+  EXPECT_GT(measured.hosts[0].disk_read_bytes_per_second, 0);
+  EXPECT_GT(measured.hosts[0].copy_bytes_per_second, 0);
+  const HardwareDevice& device = measured.device_of(1);
+  EXPECT_EQ(device.alias, "cpu");
+  for (const char* dtype : {"fp32", "bf16"}) {
+    ASSERT_NE(device.product(dtype), nullptr);
+    EXPECT_GT(device.product(dtype)->flops, 1e6);
+  }
+  EXPECT_GT(device.memory_bytes, device.reserved_bytes);
+  EXPECT_GT(device.launch_seconds, 0);
+  ASSERT_EQ(measured.levels.size(), 1U);
+  EXPECT_EQ(measured.levels[0].name, "host");
+  EXPECT_GE(measured.levels[0].latency_seconds, kLeast_us * 1e-6);
+  EXPECT_GT(measured.levels[0].bytes_per_second, 1e6);
+  // A file of this kind is replaced.
+  EXPECT_EQ(caravan({"doctor", "--hardware", file, "--ranks", "1"}).code, 0);
+  EXPECT_EQ(read_hardware(file).num_devices(), 1);
+  EXPECT_EQ(read_hardware(file).hosts[0].disk_read_bytes_per_second, 0) << "without --disk";
+}
+
+TEST_F(DoctorTest, HardwareIsNotWrittenOverOtherFiles) {
+  const std::string other = path("recipe.toml");
+  std::ofstream(other) << "[train]\nsteps = 5\n";
+  expect_refused({"doctor", "--hardware", other},
+                 {"exists and does not describe hardware: no such key", "name another"});
+  EXPECT_EQ(std::filesystem::file_size(other), 18U);
+  expect_refused({"doctor", "--hardware", path("no/such.toml")}, {"--hardware", "its folder does not exist"});
+  expect_refused({"doctor", "--hardware", path("")}, {"--hardware", "is a folder"});
+  expect_refused({"doctor", "--hardware", ""}, {"--hardware"});
+  expect_refused({"doctor", "--hardware", path("mine.toml"), "--json"}, {" excludes --"});
+  expect_refused({"doctor", "--hardware", path("mine.toml"), "--tune"}, {" excludes --"});
+  const Result job =
+      run({"env", "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1",
+           "MASTER_PORT=23459", program(), "doctor", "--hardware", path("mine.toml")});
+  EXPECT_EQ(job.code, 2);
+  EXPECT_THAT(job.err, HasSubstr("measures one host, and 1 of 2 ranks are on others"));
 }
 
 TEST_F(DoctorTest, ARankThatDoesNotJoinIsNamed) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <fstream>
 #include <gmock/gmock.h>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,12 @@ name = "cluster"
 rate = "200Gb/s"
 oversubscription = 2
 )";
+
+std::string page() {
+  std::ostringstream text;
+  text << std::ifstream(CARAVAN_SOURCE_DIR "/docs/hardware.md").rdbuf();
+  return text.str();
+}
 
 class HardwareFile : public ::testing::Test {
  protected:
@@ -164,6 +171,17 @@ products.bf16 = {reached = "250TFLOP/s"}
   wanted.price_per_hour = 1.5;
   std::ranges::find(wanted.products, "bf16", &ProductRate::dtype)->flops = 250e12;
   EXPECT_EQ(mine.devices, std::vector<HardwareDevice>{wanted});
+}
+
+TEST_F(HardwareFile, ExamplesOfThePageAreRead) {
+  const std::string text = page();
+  std::vector<int64_t> devices;
+  const std::string fence = "```toml\n";
+  for (size_t at = text.find(fence); at != std::string::npos; at = text.find(fence, at + 1)) {
+    const size_t begin = at + fence.size();
+    devices.push_back(read(text.substr(begin, text.find("```", begin) - begin)).num_devices());
+  }
+  EXPECT_THAT(devices, ElementsAre(32, 20));
 }
 
 TEST_F(HardwareFile, UnitsAreReadExactly) {
@@ -330,6 +348,10 @@ TEST(HardwarePresets, HavePositiveNumbersAndReachNoMoreThanTheirPeaks) {
     }
     EXPECT_EQ(inner, 4);
   }
+}
+
+TEST(HardwarePresets, AreOnThePage) {
+  for (const std::string& alias : hardware_presets()) EXPECT_THAT(page(), HasSubstr("`" + alias + "`"));
 }
 
 TEST(HardwarePresets, HaveTheLinksOfTheirHosts) {

@@ -68,20 +68,6 @@ std::string host_text(const HostFinding& host) {
   return text;
 }
 
-std::string tiers_text(const TierFindings& tiers) {
-  std::string text =
-      fmt::format("tiers: {:.2f} GB/s from memory to memory, one thread\n", tiers.copy_bytes_per_second / 1e9);
-  for (const TierFindings::Disk& disk : tiers.disks) {
-    text += disk.error.empty()
-                ? fmt::format("disk {}: {:.2f} GB/s reading, {:.2f} GB/s writing\n", disk.rates.folder.string(),
-                              disk.rates.read_bytes_per_second / 1e9, disk.rates.write_bytes_per_second / 1e9)
-                : fmt::format("disk {}: not measured: {}\n", disk.rates.folder.string(), disk.error);
-    for (const std::string& note : disk.notes) text += fmt::format("  {}\n", note);
-  }
-  return text + (tiers.file_error.empty() ? fmt::format("  kept in {} for plans of offload\n", tiers.file)
-                                          : fmt::format("  not kept: {}\n", tiers.file_error));
-}
-
 std::string link_text(const measure::Link& link) {
   return fmt::format("  {:>3} -> {:<3}{:>12.2f} us for 8 bytes{:>10.2f} GB/s for 4 MiB{}\n", link.from, link.to,
                      link.latency_us, link.bandwidth_gb_s, link.is_right ? "" : "   WRONG DATA");
@@ -201,10 +187,24 @@ bool Diagnosis::all_links_work() const {
   return std::all_of(backends.begin(), backends.end(), [](const auto& finding) { return finding.works(); });
 }
 
+std::string to_text(const TierFindings& tiers) {
+  std::string text =
+      fmt::format("tiers: {:.2f} GB/s from memory to memory, one thread\n", tiers.copy_bytes_per_second / 1e9);
+  for (const TierFindings::Disk& disk : tiers.disks) {
+    text += disk.error.empty()
+                ? fmt::format("disk {}: {:.2f} GB/s reading, {:.2f} GB/s writing\n", disk.rates.folder.string(),
+                              disk.rates.read_bytes_per_second / 1e9, disk.rates.write_bytes_per_second / 1e9)
+                : fmt::format("disk {}: not measured: {}\n", disk.rates.folder.string(), disk.error);
+    for (const std::string& note : disk.notes) text += fmt::format("  {}\n", note);
+  }
+  return text + (tiers.file_error.empty() ? fmt::format("  kept in {} for plans of offload\n", tiers.file)
+                                          : fmt::format("  not kept: {}\n", tiers.file_error));
+}
+
 std::string to_text(const Diagnosis& diagnosis) {
   std::string text;
   for (const HostFinding& host : diagnosis.hosts) text += host_text(host);
-  text += tiers_text(diagnosis.tiers);
+  text += to_text(diagnosis.tiers);
   if (diagnosis.ping_ns) {
     text += fmt::format("cache line from the core of rank 0 to that of rank 1: {:.0f} ns\n", *diagnosis.ping_ns);
   }

@@ -56,6 +56,7 @@ struct Diagnosis {
   bool all_links_work() const;
 };
 
+std::string to_text(const TierFindings& tiers);
 std::string to_text(const Diagnosis& diagnosis);
 std::string to_json(const Diagnosis& diagnosis);
 

@@ -15,6 +15,7 @@
 #include "caravan/comm/choice/algorithm.h"
 #include "caravan/comm/measure/exercise.h"
 #include "caravan/comm/world.h"
+#include "caravan/cost/hardware.h"
 
 namespace caravan::app {
 namespace {
@@ -107,15 +108,28 @@ void refuse_unknown_backend(const std::string& backend) {
 }
 
 /// Refused before minutes of measuring.
-void refuse_unwritable(const std::string& file) {
+void refuse_unwritable(const char* option, const std::string& file) {
   const std::filesystem::path path(file);
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const auto refuse = [&](const char* fact) {
-    throw UsageError({"command line", "--out", fmt::format("{}: {}", file, fact), "", "name a writable file"});
+    throw UsageError({"command line", option, fmt::format("{}: {}", file, fact), "", "name a writable file"});
   };
   if (std::filesystem::is_directory(path)) refuse("is a folder");
   if (!std::filesystem::is_directory(folder)) refuse("its folder does not exist");
   if (::access(folder.c_str(), W_OK) != 0) refuse("its folder is not writable");
+}
+
+/// Only a description of hardware may be replaced by another one.
+void refuse_other_file(const std::string& file) {
+  refuse_unwritable("--hardware", file);
+  if (!std::filesystem::exists(file)) return;
+  try {
+    read_hardware(file);
+  } catch (const Error& error) {
+    throw UsageError({"command line", "--hardware",
+                      fmt::format("{} exists and does not describe hardware: {}", file, error.text().fact),
+                      error.text().where, "name another file, or remove this one"});
+  }
 }
 
 void refuse_single_rank(const BenchArguments& arguments) {
@@ -146,7 +160,7 @@ void read_tune(const BenchWords& words, BenchArguments& arguments) {
   std::sort(arguments.bytes.begin(), arguments.bytes.end());
   for (const int64_t bytes : arguments.bytes) refuse_part_of_element(bytes, Dtype::fp32);
   if (arguments.out.empty()) arguments.out = kTable;
-  refuse_unwritable(arguments.out);
+  refuse_unwritable("--out", arguments.out);
   refuse_single_rank(arguments);
 }
 
@@ -200,17 +214,27 @@ void add_doctor(CLI::App& app, CommandLine& line) {
   CLI::App* doctor =
       app.add_subcommand("doctor", "time every link between ranks, memory and disks, and recommend a back-end");
   auto* ranks = doctor->add_option("--ranks", arguments.ranks,
-                                   "number of processes on this host; default 2. Under torchrun or mpirun: theirs");
+                                   "number of processes on this host; default 2, with --hardware as many as cores. "
+                                   "Under torchrun or mpirun: theirs");
   auto* disks = doctor->add_option("--disk", arguments.disks,
                                    "folder whose disk is measured for offload, writing up to 256 MiB; may be repeated. "
-                                   "Default: the current folder");
+                                   "Default: the current folder; with --hardware none");
   disks->option_text("DIR")->take_all();
   auto* json = doctor->add_flag("--json", arguments.json, "one JSON object instead of the report");
+  auto* tune = doctor->add_flag("--tune", arguments.tune,
+                                "time the libraries that multiply matrices instead, and use the fastest from now on");
+  tune->excludes(ranks, disks, json);
   doctor
-      ->add_flag("--tune", arguments.tune,
-                 "time the libraries that multiply matrices instead, and use the fastest from now on")
-      ->excludes(ranks, disks, json);
-  doctor->callback([&line] { line.command = CommandLine::Command::doctor; });
+      ->add_option("--hardware", arguments.hardware,
+                   "measure this host as devices of a job instead, each rank one, and write this file, which describes "
+                   "them. See docs/hardware.md")
+      ->option_text("FILE")
+      ->check(not_empty())
+      ->excludes(json, tune);
+  doctor->callback([&line] {
+    line.command = CommandLine::Command::doctor;
+    if (!line.doctor.hardware.empty()) refuse_other_file(line.doctor.hardware);
+  });
 }
 
 }  // namespace caravan::app

@@ -153,7 +153,8 @@ struct DoctorArguments {
   std::optional<int> ranks;
   std::vector<std::string> disks;  ///< folders to measure; none: the current one
   bool json = false;
-  bool tune = false;  ///< time the libraries of matrix products instead
+  bool tune = false;     ///< time the libraries of matrix products instead
+  std::string hardware;  ///< measure this host as hardware instead, and write this file; "": do not
 };
 
 struct AboutArguments {

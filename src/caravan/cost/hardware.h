@@ -104,7 +104,8 @@ struct HardwareChoice {
 
 /// Names of the presets, by alias.
 std::vector<std::string> hardware_presets();
-/// Throws UsageError for an unknown device (with the nearest) or numbers below 1, or a link that is needed and unknown.
+/// Throws UsageError for an unknown device (with the nearest), numbers below 1, more devices in a host than its links
+/// connect, or a link that is needed and unknown.
 Hardware preset_hardware(const HardwareChoice& choice);
 /// The device of a preset, for files that say `device = "a100-80"` without a table of their own; nothing if unknown.
 std::optional<HardwareDevice> preset_device(std::string_view name);

@@ -187,8 +187,13 @@ const Preset* find_preset(std::string_view name) {
   return found == std::end(kPresets) ? nullptr : found;
 }
 
-/// Three digits after the point of a number of TFLOP/s or GB/s: what a file shows.
+/// A number of TFLOP/s or GB/s with three digits after the point, so that it is a short text.
 double rounded(double value, double unit) { return std::round(value * 1e3) * (unit / 1e3); }
+/// What is computed from an assumed share has four digits at most.
+double four_digits_of(double value) {
+  const double last = std::pow(10, std::floor(std::log10(value)) - 3);
+  return std::round(value / last) * last;
+}
 
 HardwareDevice preset_kind(const Preset& preset) {
   const Chip& chip = preset.chip;
@@ -206,7 +211,7 @@ HardwareDevice preset_kind(const Preset& preset) {
     if (peak == 0) return;
     device.products.push_back({.dtype = dtype,
                                .peak_flops = rounded(peak, 1e12),
-                               .flops = rounded(measured > 0 ? measured : share * peak, 1e12)});
+                               .flops = rounded(measured > 0 ? measured : four_digits_of(share * peak), 1e12)});
   };
   add("fp32", chip.fp32, 0);
   add("tf32", chip.tf32, 0);

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "caravan/comm/communicator.h"
+#include "caravan/cost/hardware.h"
+#include "caravan/cost/product_fit.h"
+
+namespace caravan {
+
+/// The products of one dtype that were timed, and the formula for them.
+struct MeasuredProducts {
+  std::vector<TimedProduct> products{};
+  ProductFit fit{};
+};
+
+struct MeasuredHardware {
+  Hardware hardware{};  ///< without disks
+  std::vector<MeasuredProducts> products{};
+};
+
+/// Measures this host as hardware of world.size() devices: each rank is one, with `threads` compute threads, and all
+/// are measured at the same time. `date`: "2026-11-26". Called by every rank of `world`, all on one host; all get the
+/// same figures. Takes a few seconds. A Runtime with these threads exists.
+MeasuredHardware measure_hardware(Communicator& world, int threads, const std::string& date);
+
+}  // namespace caravan
