@@ -17,7 +17,8 @@ struct ProductRate {
   double flops = 0;       ///< FLOP/s that large products reach
   int64_t tile_m = 128;
   int64_t tile_n = 128;
-  int64_t ramp_k = 64;  ///< depth that a tile costs beside k: its begin and end
+  int64_t ramp_k = 64;   ///< depth that a tile costs beside k: its begin and end
+  double sustained = 1;  ///< of `flops`, that a long run keeps under its limit of power
 
   bool operator==(const ProductRate&) const = default;
 };
@@ -35,6 +36,8 @@ struct HardwareDevice {
   double launch_seconds = 0;           ///< of one kernel
   double host_bytes_per_second = 0;    ///< to or from host memory, one direction
   double price_per_hour = 0;           ///< of one device; 0: unknown
+  /// Cores of a host: products have no other tile than ProductRate says, and collectives take the time of the cores.
+  bool is_processor = false;
 
   /// Nothing if the device has no products of this dtype.
   const ProductRate* product(std::string_view dtype) const noexcept;
@@ -50,6 +53,10 @@ struct LinkLevel {
   double fraction = 1;          ///< of bytes_per_second, that collectives reach
   double reduce_speedup = 1;    ///< of all-reduces that the network itself sums
   double oversubscription = 1;  ///< bytes_per_second is divided by this when all domains send outwards at once
+  double call_seconds = 0;      ///< of a collective, whatever its size
+  double ramp_bytes = 0;  ///< collectives of so many bytes take a quarter longer than at the rate, small ones half
+  double congestion = 0;  ///< bytes_per_second is divided by 1 + this for each doubling of the domains inside
+  bool includes_inner = false;  ///< a mesh: bytes_per_second counts the links of the levels inside too
 
   bool operator==(const LinkLevel&) const = default;
 };
@@ -107,6 +114,10 @@ std::vector<std::string> hardware_presets();
 /// Throws UsageError for an unknown device (with the nearest), numbers below 1, more devices in a host than its links
 /// connect, or a link that is needed and unknown.
 Hardware preset_hardware(const HardwareChoice& choice);
+/// Devices that the own links of a preset connect in a host; a large number if it has none, or pairs.
+int64_t most_in_host(std::string_view device);
+/// Whether preset_hardware knows the network between hosts of such devices.
+bool has_usual_network(std::string_view device);
 /// The device of a preset, for files that say `device = "a100-80"` without a table of their own; nothing if unknown.
 std::optional<HardwareDevice> preset_device(std::string_view name);
 

@@ -20,13 +20,15 @@ constexpr const char* kOp = "hardware";
 const std::vector<std::string> kProductDtypes{"fp32", "tf32", "fp16", "bf16", "fp8"};
 
 const std::vector<std::string> kTopKeys{"name", "source", "device", "host", "level"};
-const std::vector<std::string> kDeviceKeys{"like",     "name",        "units",  "products",  "attention",     "memory",
-                                           "reserved", "memory_rate", "launch", "host_rate", "price_per_hour"};
-const std::vector<std::string> kProductKeys{"peak", "reached", "tile", "ramp_k"};
+const std::vector<std::string> kDeviceKeys{"like",      "name",      "units",          "products",
+                                           "attention", "memory",    "reserved",       "memory_rate",
+                                           "launch",    "host_rate", "price_per_hour", "is_processor"};
+const std::vector<std::string> kProductKeys{"peak", "reached", "tile", "ramp_k", "sustained"};
 const std::vector<std::string> kHostKeys{"count",     "device",    "devices",   "memory",
                                          "copy_rate", "disk_read", "disk_write"};
-const std::vector<std::string> kLevelKeys{"name",           "devices",         "rate", "latency", "fraction",
-                                          "reduce_speedup", "oversubscription"};
+const std::vector<std::string> kLevelKeys{"name",           "devices",          "rate", "latency", "fraction",
+                                          "reduce_speedup", "oversubscription", "call", "ramp",    "congestion",
+                                          "includes_inner"};
 
 using Zero = HardwareTable::Zero;
 
@@ -71,6 +73,7 @@ ProductRate read_product(const HardwareTable& table, const ProductRate& base) {
     rate.tile_n = size(1);
   }
   rate.ramp_k = static_cast<int64_t>(table.number("ramp_k", static_cast<double>(base.ramp_k), 0, 1e6));
+  rate.sustained = table.number("sustained", base.sustained, 1e-3, 1);
   return rate;
 }
 
@@ -124,6 +127,7 @@ HardwareDevice read_device(const std::string& key, const HardwareTable& table) {
   device.host_bytes_per_second =
       table.quantity("host_rate", Quantity::bytes_per_second, device.host_bytes_per_second, Zero::allowed);
   device.price_per_hour = table.number("price_per_hour", device.price_per_hour, 0, HUGE_VAL);
+  device.is_processor = table.flag("is_processor", device.is_processor);
   return device;
 }
 
@@ -181,6 +185,10 @@ LinkLevel read_level(const HardwareTable& table, std::optional<int64_t> all) {
   level.fraction = table.number("fraction", 1, 1e-3, 1);
   level.reduce_speedup = table.number("reduce_speedup", 1, 1, HUGE_VAL);
   level.oversubscription = table.number("oversubscription", 1, 1, HUGE_VAL);
+  level.call_seconds = table.quantity("call", Quantity::seconds, 0, Zero::allowed);
+  level.ramp_bytes = table.quantity("ramp", Quantity::bytes, 0, Zero::allowed);
+  level.congestion = table.number("congestion", 0, 0, HUGE_VAL);
+  level.includes_inner = table.flag("includes_inner", false);
   return level;
 }
 

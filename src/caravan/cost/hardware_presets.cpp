@@ -20,8 +20,17 @@ namespace {
 
 constexpr double kNvidiaShare = 0.80;   // of the peak, where nothing is measured: of A100, H100, B200 0.87, 0.80, 0.78
 constexpr double kAmdShare = 0.55;      // of MI300X and MI325X 0.51 and 0.60
-constexpr double kMemoryShare = 0.90;   // of the sheet's bandwidth
-constexpr double kPresetLaunch = 5e-6;  // 4 to 10 us
+constexpr double kMi200Share = 0.65;    // recalled of Frontier
+constexpr double kMemoryShare = 0.865;  // of the sheet's bandwidth
+constexpr double kPresetLaunch = 2.3e-6;      // between two kernels on the device, which the host has launched before
+constexpr int64_t kPresetRamp = 160;          // of published steps on A100
+constexpr double kSustained = 0.849;          // of the largest products, in long runs on A100
+constexpr double kSustainedHopper = 0.825;    // where power is the limit: H100 and later
+constexpr double kHopper500W = 0.667;         // the same, by the rule that a rate goes with power^0.63
+constexpr double kHopper350W = 0.659;         // 350 of 500 W
+constexpr double kVoltaShare = 0.72;          // of the peak
+constexpr double kRtxShare = 0.9;             // consumer cards sum at half rate, so the units wait less for operands
+constexpr int64_t kMostOfChoice = 1'000'000;  // devices of a host, hosts
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kPresetReserved = 1024 * kMiB;  // context 0.5 to 1.2 GiB, buffers of communicators 0.3 and more
 
@@ -33,44 +42,53 @@ struct Wire {
   double us = 0;
   double fraction = 1;
   double reduce_speedup = 1;
+  double call_us = 30;  ///< usual
+  double ramp_mb = 4;
+  bool includes_inner = false;
 };
 struct Wiring {
   std::array<Wire, 3> wires{};  ///< from the inside to the outside; of the last, all that are connected
   bool leaves_host = false;
 };
 
-// Fits of wires: with a ring of n, an all-reduce of S bytes takes 2 (n - 1) latencies and 2 (n - 1) / n S / (rate
-// fraction reduce_speedup).
+// Fits of wires: HardwareCosts::collective_seconds. Their time for a call and their ramp are fitted too, else usual.
 constexpr Wiring kPcie{};
-constexpr Wiring kPairs{{{{"pair", 2, 300, 6, 0.66}}}};  // sheet; 2 A100 reach 197 GB/s, out of 300
-constexpr Wiring kSmallPairs{{{{"pair", 2, 56, 6, 0.8}}}};
+constexpr Wiring kPairs{{{{"pair", 2, 300, 2, 0.66, 1, 40, 0}}}};  // sheet; 2 A100 reach 197 GB/s, out of 300
+constexpr Wiring kSmallPairs{{{{"pair", 2, 56, 2.5, 0.8}}}};
 // DGX-1: 4 links of 20 GB/s: 1 to most peers, 3 inside a quad.
-constexpr Wiring kCubeMesh1{{{{"pair", 2, 20, 6, 0.9}, {"quad", 4, 60, 6, 0.85}, {"nvlink", 8, 80, 6, 0.9}}}};
-// 6 links of 25 GB/s; measured bus bandwidths 22.6 (2), 85 (4), 134.5 (8), and 80 us for 1 MiB with 8, which fits 5 us.
-constexpr Wiring kCubeMesh2{{{{"pair", 2, 25, 5, 0.9}, {"quad", 4, 100, 5, 0.85}, {"nvlink", 8, 150, 5, 0.9}}}};
+constexpr Wiring kCubeMesh1{{{{"pair", 2, 20, 4, 0.9, 1, 21, 0},
+                              {"quad", 4, 60, 4, 0.85, 1, 21, 0, true},
+                              {"nvlink", 8, 80, 4, 0.89, 1, 21, 0, true}}}};
+// 6 links of 25 GB/s; measured bus bandwidths 22.6 (2), 85 (4), 134.5 (8).
+constexpr Wiring kCubeMesh2{{{{"pair", 2, 25, 4, 0.9, 1, 21, 0},
+                              {"quad", 4, 100, 4, 0.855, 1, 21, 0, true},
+                              {"nvlink", 8, 150, 4, 0.89, 1, 21, 0, true}}}};
 // Hosts of 4 V100 have 2 links between any two; Jean Zay measured 124 GB/s.
-constexpr Wiring kQuad2{{{{"pair", 2, 50, 5, 0.9}, {"nvlink", 4, 150, 5, 0.82}}}};
-constexpr Wiring kSwitch2{{{{"nvlink", 16, 150, 5, 0.9}}}};  // DGX-2; fraction as in a DGX-1
-// 8 A100 measured: 93 us at 1 MiB, 580 at 64 MiB, 8193 at 1 GiB (229 GB/s). Fitted: 92, 592, 8218. Below 16 MiB 2 of
-// them take longer than this says: 44 us instead of 17 at 1 MiB.
-constexpr Wiring kNvlink3{{{{"nvlink", 8, 300, 6, 0.77}}}};
-constexpr Wiring kNvlink3Cut{{{{"nvlink", 8, 200, 6, 0.77}}}};
-// 8 H100 with NVLS measured: 27 us at 1 MiB, 325 at 64 MiB, 4029 at 1 GiB (466 GB/s, 480 at 16 GiB). Fitted: 28, 269,
-// 3947. Other collectives are not in our tables: 0.8 of the rate is assumed.
-constexpr Wiring kNvlink4{{{{"nvlink", 8, 450, 1.7, 0.8, 1.33}}}};
-constexpr Wiring kNvlink4Cut{{{{"nvlink", 8, 200, 1.7, 0.8, 1.33}}}};
-constexpr Wiring kGrace4{{{{"nvlink", 4, 450, 1.7, 0.8}}}};  // no switch
-// 8 B200 measured: 51 us at 1 MiB, 413 at 128 MiB, 2598 at 1 GiB, 35551 at 16 GiB. Fitted: 51, 360, 2534, 39820.
-constexpr Wiring kNvlink5{{{{"nvlink", 8, 900, 3.5, 0.8, 1.05}}}};
-constexpr Wiring kNvlink72{{{{"nvlink", 72, 900, 3.5, 0.8, 1.05}}}, true};
+constexpr Wiring kQuad2{{{{"pair", 2, 50, 4, 0.9, 1, 21, 0}, {"nvlink", 4, 150, 4, 0.82, 1, 21, 0, true}}}};
+constexpr Wiring kSwitch2{{{{"nvlink", 16, 150, 4, 0.89, 1, 21, 0}}}};  // DGX-2; as in a DGX-1
+// 2 to 8 A100 measured, from 1 MiB to 1 GiB.
+constexpr Wiring kNvlink3{{{{"nvlink", 8, 300, 2, 0.72, 1, 40, 0}}}};
+constexpr Wiring kNvlink3Cut{{{{"nvlink", 8, 200, 2, 0.72, 1, 40, 0}}}};
+// 8 H100 with NVLS measured, from 1 MiB to 16 GiB. Other collectives are not in our tables.
+constexpr Wiring kNvlink4{{{{"nvlink", 8, 450, 0.5, 0.775, 1.3, 14, 64}}}};
+constexpr Wiring kNvlink4Cut{{{{"nvlink", 8, 200, 0.5, 0.775, 1.3, 14, 64}}}};
+constexpr Wiring kGrace4{{{{"nvlink", 4, 450, 0.5, 0.775, 1, 14, 64}}}};  // no switch
+// 8 B200 measured, from 1 MiB to 16 GiB.
+constexpr Wiring kNvlink5{{{{"nvlink", 8, 900, 0.5, 0.72, 1.18, 46, 128}}}};
+constexpr Wiring kNvlink72{{{{"nvlink", 72, 900, 0.5, 0.72, 1.18, 46, 128}}}, true};
 // Two dies of a card have 4 links of 50 GB/s, others 1 or 2: 1 is assumed.
-constexpr Wiring kDies{{{{"card", 2, 200, 6, 0.8}, {"xgmi", 8, 50, 6, 0.8}}}};
+constexpr Wiring kDies{{{{"card", 2, 200, 2.5, 0.75}, {"xgmi", 8, 50, 2.5, 0.75}}}};
 // 64 GB/s to each of 7 peers. The fraction is assumed.
-constexpr Wiring kMesh{{{{"pair", 2, 64, 6, 0.8}, {"quad", 4, 192, 6, 0.8}, {"xgmi", 8, 448, 6, 0.75}}}};
+constexpr Wiring kMesh{{{{"pair", 2, 64, 2.5, 0.75},
+                         {"quad", 4, 192, 2.5, 0.75, 1, 30, 4, true},
+                         {"xgmi", 8, 448, 2.5, 0.75, 1, 30, 4, true}}}};
 // Tori of a pod. Latency and fraction are assumed.
-constexpr Wiring kTorus2{{{{"ici", 256, 62, 2, 0.8}}}, true};
-constexpr Wiring kTorus3{{{{"ici", 1024, 82, 2, 0.8}}}, true};
-constexpr Wiring kTorus4{{{{"ici", 4096, 150, 2, 0.8}}}, true};
+constexpr Wiring kTorus2{{{{"ici", 256, 62, 2, 0.75}}}, true};
+constexpr Wiring kTorus3{{{{"ici", 1024, 82, 2, 0.75}}}, true};
+constexpr Wiring kTorus4{{{{"ici", 4096, 150, 2, 0.75}}}, true};
+// The network between hosts: 4 x 8 B200 and published steps on many hosts.
+constexpr double kNetworkUs = 3, kNetworkFraction = 0.95, kNetworkCallUs = 60, kNetworkRampMb = 40,
+                 kNetworkCongestion = 0.03;
 
 /// Where such devices usually are. A copy reads and writes, so its rate is 0.8 / 2 of the memory's.
 struct UsualHost {
@@ -87,8 +105,9 @@ constexpr UsualHost kDgx1{12.5, 50, 8, 512, 154};             // 4 x 100 Gb/s; h
 constexpr UsualHost kDgx2{12.5, 100, 16, 1536, 260, 28, 25};  // 8 x 100 Gb/s; disks: ZeRO-Infinity
 constexpr UsualHost kDgxA100{25, HUGE_VAL, 8, 2048, 380};
 constexpr UsualHost kDgxH100{50, HUGE_VAL, 8, 2048, 614};
-constexpr UsualHost kFourHundred{50};      // 400 Gb/s a device, as AWS p6-B200
-constexpr UsualHost kEightHundred{100};    // ConnectX-8
+constexpr UsualHost kFourHundred{50};    // 400 Gb/s a device, as AWS p6-B200
+constexpr UsualHost kEightHundred{100};  // ConnectX-8
+constexpr UsualHost kTofu{6.8};
 constexpr UsualHost kFrontier{12.5, 100};  // 4 x 200 Gb/s for 8 dies
 
 /// What products and attention reach does not depend on the memory. TFLOP/s.
@@ -98,36 +117,44 @@ struct Chip {
   double measured_bf16 = 0, measured_fp8 = 0;  ///< 0: not measured
   double attention = 0.5;
   double share = kNvidiaShare;
+  double sustained = kSustained;
 };
 // FlashAttention 2 reaches 0.7 of what products reach on A100, and 0.6 on H100.
 constexpr double kAmpere = 0.7, kHopper = 0.6;
 
-constexpr Chip kP100{56, 10.6, 0, 21.2};                                       // sheet
-constexpr Chip kV100{80, 15.7, 0, 125};                                        // sheet; no bf16
-constexpr Chip kV100Sxm3{80, 16.4, 0, 130};                                    // about 130 in a DGX-2
-constexpr Chip kV100Pcie{80, 14, 0, 112};                                      // sheet
-constexpr Chip kT4{40, 8.1, 0, 65};                                            // sheet
-constexpr Chip kA100{108, 19.5, 156, 312, 312, 0, 271.2, 0, kAmpere};          // sheet, measured
-constexpr Chip kA100Pcie{108, 19.5, 156, 312, 312, 0, 252.9, 0, kAmpere};      // sheet, measured
-constexpr Chip kH100{132, 67, 494.5, 989, 989, 1979, 794.5, 1453.4, kHopper};  // sheet, measured; fp8 on H200
-constexpr Chip kH100Slow{132, 67, 494.5, 989, 989, 1979, 0, 0, kHopper};       // sheet, at 500 W
-constexpr Chip kH100Pcie{114, 51, 378, 756, 756, 1513, 0, 0, kHopper};         // sheet
-constexpr Chip kGh200{132, 67, 494.5, 989, 989, 1979, 828.6, 0, kHopper};      // sheet, measured with 141 GB
-constexpr Chip kB200{148, 80, 1125, 2250, 2250, 4500, 1745, 3432.5};           // sheet, measured
-constexpr Chip kB300{148, 80, 1125, 2250, 2250, 4500, 1769};                   // sheet, measured
-constexpr Chip kGb200{152, 80, 1250, 2500, 2500, 5000, 1822};                  // sheet, measured; assumed for GB300
-constexpr Chip kMi250{104, 22.65, 0, 181, 181, 0, 0, 0, 0.5, kAmdShare};       // half the sheet: one of two dies
-constexpr Chip kMi250x{110, 23.95, 0, 191.5, 191.5, 0, 0, 0, 0.5, kAmdShare};
+constexpr Chip kP100{56, 10.6, 0, 21.2};                                   // sheet
+constexpr Chip kV100{80, 15.7, 0, 125, 0, 0, 0, 0, 0.5, kVoltaShare};      // sheet; no bf16
+constexpr Chip kV100Sxm3{80, 16.4, 0, 130, 0, 0, 0, 0, 0.5, kVoltaShare};  // about 130 in a DGX-2
+constexpr Chip kV100Pcie{80, 14, 0, 112, 0, 0, 0, 0, 0.5, kVoltaShare};    // sheet
+constexpr Chip kT4{40, 8.1, 0, 65, 0, 0, 0, 0, 0.5, 0.5};                  // sheet
+constexpr Chip kA100{108, 19.5, 156, 312, 312, 0, 271.2, 0, kAmpere};      // sheet, measured
+constexpr Chip kA100Pcie{108, 19.5, 156, 312, 312, 0, 252.9, 0, kAmpere};  // sheet, measured
+constexpr Chip kH100{132,     67,  494.5,           989, 989, 1979, 794.5, 1453.4,
+                     kHopper, 0.8, kSustainedHopper};                                   // sheet, measured; fp8 on H200
+constexpr Chip kH20{78, 44, 74, 148, 148, 296, 0, 0, kHopper, 0.92, kSustainedHopper};  // sheet
+constexpr Chip kH100Slow{132, 67, 494.5, 989, 989, 1979, 0, 0, kHopper, 0.8, kHopper500W};  // sheet, at 500 W
+constexpr Chip kH100Pcie{114, 51, 378, 756, 756, 1513, 0, 0, kHopper, 0.8, kHopper350W};    // sheet
+constexpr Chip kGh200{132,     67,  494.5,           989, 989, 1979, 828.6, 0,
+                      kHopper, 0.8, kSustainedHopper};  // sheet, measured with 141 GB
+constexpr Chip kB200{148, 80, 1125, 2250, 2250, 4500, 1745, 3432.5, 0.5, 0.8, kSustainedHopper};  // sheet, measured
+constexpr Chip kB300{148, 80, 1125, 2250, 2250, 4500, 1769, 0, 0.5, 0.8, kSustainedHopper};       // sheet, measured
+constexpr Chip kGb200{
+    152, 80, 1250, 2500, 2500, 5000, 1822, 0, 0.5, 0.8, kSustainedHopper};  // sheet, measured; assumed for GB300
+constexpr Chip kMi250{104, 22.65, 0, 181, 181, 0, 0, 0, 0.5, kMi200Share};  // half the sheet: one of two dies
+constexpr Chip kMi250x{110, 23.95, 0, 191.5, 191.5, 0, 0, 0, 0.5, kMi200Share};
 constexpr Chip kMi300x{304, 163.4, 653.7, 1307, 1307, 2614, 668.4, 0, 0.5, kAmdShare};  // sheet, measured
 constexpr Chip kMi325x{304, 163.4, 653.7, 1307, 1307, 2614, 784.9, 0, 0.5, kAmdShare};  // sheet, measured
 // White papers, with fp32 accumulation.
-constexpr Chip kRtx3090{82, 35.6, 35.6, 71, 71, 0, 0, 0, kAmpere};
-constexpr Chip kRtx4090{128, 82.6, 82.6, 165, 165, 330, 0, 0, kAmpere};
-constexpr Chip kRtx5090{170, 104.8, 104.8, 209.5, 209.5, 419, 0, 0, kAmpere};
-constexpr Chip kA6000{84, 38.7, 77.4, 154.8, 154.8, 0, 0, 0, kAmpere};  // sheet
-constexpr Chip kL40s{142, 91.6, 183, 362, 362, 733, 0, 0, kAmpere};     // sheet
+constexpr Chip kRtx3090{82, 35.6, 35.6, 71, 71, 0, 0, 0, kAmpere, kRtxShare};
+constexpr Chip kRtx4090{128, 82.6, 82.6, 165, 165, 330, 0, 0, kAmpere, kRtxShare};
+constexpr Chip kRtx5090{170, 104.8, 104.8, 209.5, 209.5, 419, 0, 0, kAmpere, kRtxShare};
+constexpr Chip kA6000{84, 38.7, 77.4, 154.8, 154.8, 0, 0, 0, kAmpere};     // sheet
+constexpr Chip kL40s{142, 91.6, 183, 362, 362, 733, 0, 0, kAmpere, 0.65};  // sheet
 // Google's documents; units are matrix units of 128 x 128 of a chip.
-constexpr Chip kTpu2{2, 0, 0, 0, 46}, kTpu3{4, 0, 0, 0, 123}, kTpu4{8, 0, 0, 0, 275};
+constexpr Chip kTpu2{2, 0, 0, 0, 46}, kTpu3{4, 0, 0, 0, 123, 0, 0, 0, 0.5, 0.85};
+constexpr Chip kTpu4{8, 0, 0, 0, 275, 0, 0, 0, 0.5, 0.9}, kTpu5e{4, 0, 0, 0, 197, 0, 0, 0, 0.5, 0.9};
+constexpr Chip kTpu5p{8, 0, 0, 0, 459, 0, 0, 0, 0.5, 0.9};
+constexpr Chip kA64fx{48, 6.8, 0, 13.5, 0, 0, 0, 0, 0.5, 0.7};  // sheet; a processor that is used as an accelerator
 
 // GB/s to host memory: PCIe with 16 lanes as it is used, and 0.85 of the sheet's link of Grace (of 450, and of half).
 constexpr double kPcie3 = 12, kPcie4 = 25, kPcie5 = 50, kPcie6 = 100, kGrace = 380, kHalfGrace = 190;
@@ -160,6 +187,7 @@ constexpr Preset kPresets[] = {
     {"h100-96", "H100-96GB SXM", kH100Slow, 97280, 2400, kPcie5, kNvlink4, kDgxH100},  // torch reports 95.0 GiB
     {"h100-80-pcie", "H100-80GB PCIe", kH100Pcie, 81559, 2000, kPcie5, kPairs},
     {"h800-80", "H800-80GB SXM", kH100, 81559, 3350, kPcie5, kNvlink4Cut, kDgxH100},
+    {"h20", "H20-96GB SXM", kH20, 97871, 4000, kPcie5, kNvlink4, kDgxH100},
     {"h200", "H200-141GB SXM", kH100, 143771, 4800, kPcie5, kNvlink4, kDgxH100},
     {"gh200-96", "GH200-96GB", kGh200, 91552, 4000, kGrace, kGrace4, kFourHundred},
     {"gh200-141", "GH200-141GB", kGh200, 134468, 4800, kGrace, kGrace4, kFourHundred},
@@ -179,6 +207,9 @@ constexpr Preset kPresets[] = {
     {"tpu-v2", "TPU v2", kTpu2, 16384, 700, kPcie3, kTorus2},  // by the chip; the link to the host is assumed
     {"tpu-v3", "TPU v3", kTpu3, 32768, 900, kPcie3, kTorus3},
     {"tpu-v4", "TPU v4", kTpu4, 32768, 1200, kPcie3, kTorus4},
+    {"tpu-v5e", "TPU v5e", kTpu5e, 16384, 819, kPcie3, kTorus2},
+    {"tpu-v5p", "TPU v5p", kTpu5p, 97280, 2765, kPcie3, kTorus4},
+    {"a64fx", "A64FX", kA64fx, 32768, 1024, kPcie3, kPcie, kTofu},
 };
 
 const Preset* find_preset(std::string_view name) {
@@ -211,7 +242,9 @@ HardwareDevice preset_kind(const Preset& preset) {
     if (peak == 0) return;
     device.products.push_back({.dtype = dtype,
                                .peak_flops = rounded(peak, 1e12),
-                               .flops = rounded(measured > 0 ? measured : four_digits_of(share * peak), 1e12)});
+                               .flops = rounded(measured > 0 ? measured : four_digits_of(share * peak), 1e12),
+                               .ramp_k = kPresetRamp,
+                               .sustained = chip.sustained});
   };
   add("fp32", chip.fp32, 0);
   add("tf32", chip.tf32, 0);
@@ -231,7 +264,10 @@ LinkLevel level_of_wire(const Wire& wire, int64_t devices) {
           .bytes_per_second = wire.gb_s * 1e9,
           .latency_seconds = std::round(wire.us * 1e3) / 1e9,
           .fraction = wire.fraction,
-          .reduce_speedup = wire.reduce_speedup};
+          .reduce_speedup = wire.reduce_speedup,
+          .call_seconds = std::round(wire.call_us * 1e3) / 1e9,
+          .ramp_bytes = wire.ramp_mb * 1e6,
+          .includes_inner = wire.includes_inner};
 }
 
 /// Levels of the links of a host's devices, or of a domain of hosts, in which `all` devices are connected or fewer.
@@ -261,7 +297,7 @@ std::vector<LinkLevel> inner_levels(const Preset& preset, const HardwareChoice& 
   }
   // What no link connects goes over PCIe, through the host's memory.
   if (levels.empty() ? all == 1 || outermost > 1 : levels.back().devices < outermost) {
-    levels.push_back(level_of_wire({"host", 0, preset.host_gb_s, 10, 0.5}, outermost));
+    levels.push_back(level_of_wire({"host", 0, preset.host_gb_s, 2.5, 0.6}, outermost));
   }
   return levels;
 }
@@ -280,7 +316,7 @@ double link_rate(const Preset& preset, const HardwareChoice& choice) {
 
 void check_choice(const HardwareChoice& choice) {
   const auto check = [](const char* what, int64_t number) {
-    if (number < 1 || number > 1'000'000) {
+    if (number < 1 || number > kMostOfChoice) {
       refuse_choice(what, fmt::format("{} is not a number from 1 to 1000000", number), "use 1 or more");
     }
   };
@@ -315,6 +351,18 @@ std::optional<HardwareDevice> preset_device(std::string_view name) {
   return preset == nullptr ? std::nullopt : std::optional(preset_kind(*preset));
 }
 
+int64_t most_in_host(std::string_view device) {
+  const Preset* preset = find_preset(device);
+  int64_t most = 0;
+  for (const Wire& wire : preset == nullptr ? kPcie.wires : preset->wiring.wires) most = std::max(most, wire.devices);
+  return most <= 2 ? kMostOfChoice : most;
+}
+
+bool has_usual_network(std::string_view device) {
+  const Preset* preset = find_preset(device);
+  return preset != nullptr && preset->usual.nic_gb_s > 0;
+}
+
 Hardware preset_hardware(const HardwareChoice& choice) {
   const Preset* preset = find_preset(choice.device);
   if (preset == nullptr) {
@@ -335,8 +383,9 @@ Hardware preset_hardware(const HardwareChoice& choice) {
     refuse_choice("link", fmt::format("{} has no usual network between hosts", preset->alias),
                   "give the rate of one device to other hosts: 200Gb (bits) or 25GB (bytes) a second");
   }
-  // InfiniBand: 5 to 10 us. All-reduces reach 0.74 of EFA (4 x 8 B200) and 0.85 (p4d).
-  hardware.levels.push_back(level_of_wire({"cluster", 0, link / 1e9, 8, 0.8}, all));
+  hardware.levels.push_back(
+      level_of_wire({"cluster", 0, link / 1e9, kNetworkUs, kNetworkFraction, 1, kNetworkCallUs, kNetworkRampMb}, all));
+  hardware.levels.back().congestion = kNetworkCongestion;
   return hardware;
 }
 

@@ -89,6 +89,13 @@ double HardwareTable::number(const std::string& key, double otherwise, double le
          "correct it");
 }
 
+bool HardwareTable::flag(const std::string& key, bool otherwise) const {
+  const toml::node* node = find(key);
+  if (node == nullptr) return otherwise;
+  if (!node->is_boolean()) refuse(key, "is neither true nor false", "write one of them");
+  return node->value_or(otherwise);
+}
+
 std::vector<HardwareTable> HardwareTable::list(const std::string& key, const std::vector<std::string>& keys) const {
   std::vector<HardwareTable> tables;
   const toml::node* node = find(key);

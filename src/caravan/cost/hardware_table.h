@@ -46,6 +46,7 @@ class HardwareTable {
   int64_t count(const std::string& key, std::optional<int64_t> otherwise) const;
   /// A number without a unit, in [least, most].
   double number(const std::string& key, double otherwise, double least, double most) const;
+  bool flag(const std::string& key, bool otherwise) const;
   /// The tables of a list, such as [[host]]; none if it is missing.
   std::vector<HardwareTable> list(const std::string& key, const std::vector<std::string>& keys) const;
 

@@ -62,6 +62,7 @@ std::string product_line(const ProductRate& rate) {
     text += fmt::format(", tile = [{}, {}]", rate.tile_m, rate.tile_n);
   }
   if (rate.ramp_k != usual.ramp_k) text += fmt::format(", ramp_k = {}", rate.ramp_k);
+  if (rate.sustained != usual.sustained) text += fmt::format(", sustained = {}", rate.sustained);
   return text + "}";
 }
 
@@ -77,6 +78,7 @@ void write_device(HardwareLines& lines, const HardwareDevice& device) {
   lines.add("launch", device.launch_seconds, Quantity::seconds, kLaunchSeconds);
   lines.add("host_rate", device.host_bytes_per_second, Quantity::bytes_per_second, kHostRate);
   lines.add_number("price_per_hour", device.price_per_hour, 0.0);
+  lines.add_number("is_processor", device.is_processor, false);
 }
 
 void write_host(HardwareLines& lines, const HostKind& host) {
@@ -99,6 +101,10 @@ void write_level(HardwareLines& lines, const LinkLevel& level) {
   lines.add_number("fraction", level.fraction, 1.0);
   lines.add_number("reduce_speedup", level.reduce_speedup, 1.0);
   lines.add_number("oversubscription", level.oversubscription, 1.0);
+  lines.add("call", level.call_seconds, Quantity::seconds, 0);
+  lines.add("ramp", level.ramp_bytes, Quantity::bytes, 0);
+  lines.add_number("congestion", level.congestion, 0.0);
+  lines.add_number("includes_inner", level.includes_inner, false);
 }
 
 }  // namespace

@@ -1,0 +1,215 @@
+#include "caravan/cost/hardware_costs.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+
+namespace caravan {
+namespace {
+
+double bytes_of_dtype(std::string_view dtype) {
+  if (dtype == "fp8") return 1;
+  return dtype == "fp16" || dtype == "bf16" ? 2 : 4;
+}
+
+/// Operands and result.
+double product_bytes(const KernelWork& work) {
+  if (work.bytes > 0) return static_cast<double>(work.bytes);
+  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
+  return static_cast<double>(work.batch * work.products) * bytes_of_dtype(work.dtype) * (m * k + k * n + m * n);
+}
+
+/// Seconds of the tiles of a product, of which `rate` FLOP/s are computed by one unit.
+double tiled_seconds(const KernelWork& work, const fitted::Tile& tile, double ramp_k, double units, double rate,
+                     double whole_waves) {
+  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
+  const double tiles = std::ceil(m / tile.m) * std::ceil(n / tile.n) * static_cast<double>(work.batch * work.products);
+  const double share = tiles / units;
+  double waves = std::max(1.0, whole_waves * std::ceil(share) + (1 - whole_waves) * share);
+  // Few tiles: libraries cut them along k.
+  if (whole_waves < 1 && share < 1 && k > fitted::kSplitK) waves = std::max(share, fitted::kSplitK / k);
+  return waves * 2 * tile.m * tile.n * (k + ramp_k) / (rate * tile.rate);
+}
+
+double processor_product(const KernelWork& work, const HardwareDevice& device, const ProductRate& rate) {
+  const fitted::Tile tile{static_cast<double>(rate.tile_m), static_cast<double>(rate.tile_n), 1};
+  const auto units = static_cast<double>(device.units);
+  return tiled_seconds(work, tile, static_cast<double>(rate.ramp_k), units, rate.flops / units, /*whole_waves=*/1);
+}
+
+double accelerator_product(const KernelWork& work, const HardwareDevice& device, const ProductRate& rate) {
+  const auto units = static_cast<double>(device.units);
+  double best = HUGE_VAL;
+  for (const fitted::Tile& tile : fitted::kTiles) {
+    for (const fitted::Tile& one : {tile, fitted::Tile{tile.n, tile.m, tile.rate}}) {
+      best = std::min(best, tiled_seconds(work, one, static_cast<double>(rate.ramp_k), units,
+                                          rate.flops * fitted::kBoost / units, fitted::kWholeWaves));
+    }
+  }
+  best = std::max(best, work.flops() / (rate.flops * rate.sustained));
+  const bool is_short = bytes_of_dtype(work.dtype) < 4;
+  const auto is_odd = [](int64_t size) { return size % 8 != 0; };
+  if (is_short && (is_odd(work.m) || is_odd(work.n) || is_odd(work.k))) best /= fitted::kUnaligned;
+  return work.batch > 1 ? best / fitted::kBatched : best;
+}
+
+}  // namespace
+
+double ring_bytes(Verb verb, double bytes, int64_t ranks) noexcept {
+  const auto n = static_cast<double>(ranks);
+  if (ranks <= 1) return 0;
+  switch (verb) {
+    case Verb::all_reduce: return 2 * (n - 1) / n * bytes;
+    case Verb::all_gather:
+    case Verb::reduce_scatter: return (n - 1) / n * bytes;
+    case Verb::all_to_all: return (n - 1) / n * bytes / n;
+    case Verb::barrier: return 0;
+    default: return bytes;
+  }
+}
+
+HardwareCosts::HardwareCosts(Hardware hardware, fitted::AttentionRate attention)
+    : hardware_(std::move(hardware)), attention_(attention) {
+  int64_t first = 0;
+  for (const HostKind& host : hardware_.hosts) {
+    device_of_host_.push_back(&hardware_.device_of(first));
+    first += host.count * host.devices;
+  }
+}
+
+const HardwareDevice& HardwareCosts::device_of(int rank) const {
+  int64_t end = 0;
+  for (size_t i = 0; i < hardware_.hosts.size(); ++i) {
+    end += hardware_.hosts[i].count * hardware_.hosts[i].devices;
+    if (rank >= 0 && rank < end) return *device_of_host_[i];
+  }
+  return hardware_.device_of(rank);  // throws
+}
+
+const ProductRate& HardwareCosts::rate_of(const HardwareDevice& device, std::string_view dtype) {
+  // What computes a dtype without units of its own: fp8 in 16 bit, tf32 in fp32.
+  static constexpr std::array<std::string_view, 5> kOthers{"fp8", "bf16", "fp16", "tf32", "fp32"};
+  if (const ProductRate* rate = device.product(dtype)) return *rate;
+  if (device.products.empty()) {
+    throw UsageError({.op = "hardware",
+                      .subject = device.name,
+                      .fact = "has no rate of matrix products",
+                      .action = "add e.g. products.fp32 to its description"});
+  }
+  if (dtype == "fp16" && device.product("bf16") != nullptr) return *device.product("bf16");
+  for (auto other = std::ranges::find(kOthers, dtype); other != kOthers.end(); ++other) {
+    if (const ProductRate* rate = device.product(*other)) return *rate;
+  }
+  return device.products.front();
+}
+
+double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& device) const {
+  const double moves = product_bytes(work) / device.memory_bytes_per_second;
+  if (work.kind == KernelWork::Kind::memory) {
+    return static_cast<double>(work.bytes) / device.memory_bytes_per_second + device.launch_seconds;
+  }
+  // Fused attention in fp8 keeps its scores in 16 bit.
+  const bool is_attention = work.kind == KernelWork::Kind::attention;
+  const ProductRate& rate = rate_of(device, is_attention && work.dtype == "fp8" ? "bf16" : work.dtype);
+  if (!is_attention) {
+    const double computes =
+        device.is_processor ? processor_product(work, device, rate) : accelerator_product(work, device, rate);
+    return std::max(computes, moves) + device.launch_seconds;
+  }
+  const bool is_forward = work.products <= 2;
+  double share = is_forward ? attention_.forward : attention_.backward;
+  if (share == 0) {
+    const double of_forward = fitted::kFlash2.backward / fitted::kFlash2.forward;
+    share = device.attention_fraction * (is_forward || device.is_processor ? 1 : of_forward);
+  }
+  if (device.is_processor) return work.flops() / (rate.flops * share) + device.launch_seconds;
+  const auto keys = static_cast<double>(work.n);
+  share *= keys / (keys + fitted::kAttentionRamp);
+  return work.flops() / (rate.flops * rate.sustained * share) + fitted::kAttentionKernels * device.launch_seconds;
+}
+
+double HardwareCosts::seconds(const KernelWork& work, int rank) const { return seconds(work, device_of(rank)); }
+
+RankGroup HardwareCosts::group_of(std::span<const int> ranks) const {
+  RankGroup group{.size = static_cast<int64_t>(ranks.size())};
+  for (const LinkLevel& level : hardware_.levels) {
+    int64_t most = 0, here = 0, domain = -1;
+    for (const int rank : ranks) {
+      here = rank / level.devices == domain ? here + 1 : 1;
+      domain = rank / level.devices;
+      most = std::max(most, here);
+    }
+    group.in_domain.push_back(most);
+  }
+  return group;
+}
+
+RankGroup HardwareCosts::group_of(int64_t size, int64_t stride) const {
+  RankGroup group{.size = size};
+  for (const LinkLevel& level : hardware_.levels) {
+    group.in_domain.push_back(std::min(size, (level.devices - 1) / stride + 1));
+  }
+  return group;
+}
+
+double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const RankGroup& group) const {
+  if (group.size <= 1 || (sent_bytes <= 0 && verb != Verb::barrier)) return 0;
+  const double whole = sent_bytes / std::max(ring_bytes(verb, 1, group.size), 1e-30);
+  // All-gathers and reduce-scatters are half of an all-reduce, with the same overhead.
+  const double latencies = verb == Verb::all_reduce ? 1 : 2.0 / 3;
+  double seconds = 0;
+  int64_t inside = 1;  // ranks in one domain of the level before
+  for (size_t i = 0; i < hardware_.levels.size(); ++i) {
+    const LinkLevel& level = hardware_.levels[i];
+    const int64_t here = group.in_domain[i];
+    if (here <= inside) continue;
+    if (level.includes_inner) {
+      seconds = 0;
+      inside = 1;
+    }
+    const auto neighbours = static_cast<double>(inside);
+    const double domains = std::ceil(static_cast<double>(here) / neighbours);
+    double rate = level.bytes_per_second * neighbours * level.fraction / level.oversubscription;
+    rate /= 1 + level.congestion * std::log2(domains);
+    const bool is_summed_by_switch = verb == Verb::all_reduce && here == group.size && here >= fitted::kSwitchRanks;
+    if (is_summed_by_switch) rate *= level.reduce_speedup;
+    double bytes = sent_bytes;
+    if (verb == Verb::all_to_all && inside > 1) bytes *= neighbours * (domains - 1) / domains;
+    const double ramp = level.ramp_bytes > 0 ? 1 + 0.5 * level.ramp_bytes / (whole + level.ramp_bytes) : 1;
+    seconds = std::max(
+        seconds, bytes / rate * ramp + latencies * (level.call_seconds + 2 * level.latency_seconds * (domains - 1)));
+    inside = here;
+  }
+  return seconds;
+}
+
+double HardwareCosts::skew_seconds(int64_t ranks) const noexcept {
+  const bool is_even = ranks <= 1 || hardware_.devices.front().is_processor;
+  return is_even ? 0 : fitted::kSkewSeconds * std::log2(static_cast<double>(ranks));
+}
+
+double HardwareCosts::message_seconds(double bytes, const RankGroup& two) const {
+  for (size_t i = 0; i < hardware_.levels.size(); ++i) {
+    const LinkLevel& level = hardware_.levels[i];
+    if (!two.is_in_one_domain(i)) continue;
+    const double begins = hardware_.devices.front().is_processor ? 0 : fitted::kMessageSeconds;
+    return bytes / (level.bytes_per_second * level.fraction) + std::max(begins, level.latency_seconds);
+  }
+  return 0;
+}
+
+StepCosts::CallTime HardwareCosts::seconds(const StepTimeline::Call& call, std::span<const int> ranks) const {
+  if (ranks.empty()) return {};
+  const RankGroup group = group_of(ranks);
+  const bool is_message = call.verb == Verb::send || call.verb == Verb::recv;
+  const double time = is_message ? message_seconds(call.sent_bytes, group)
+                                 : collective_seconds(call.verb, call.sent_bytes, group) + skew_seconds(group.size);
+  return {.seconds = time, .of_device = device_of(ranks.front()).is_processor ? time : 0};
+}
+
+}  // namespace caravan
