@@ -14,6 +14,7 @@ int new_project(const NewArguments& arguments);
 /// program continues.
 std::optional<int> inspect(const InspectArguments& arguments);
 int inspect_flight(const std::string& folder);
+int plan(const PlanArguments& arguments);
 int plot(const PlotArguments& arguments);
 int compare(const CompareArguments& arguments);
 int report(const ReportArguments& arguments);

@@ -19,6 +19,7 @@ void add_train(CLI::App& app, CommandLine& line);
 void add_run(CLI::App& app, CommandLine& line);
 void add_new(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app, CommandLine& line);
+void add_plan(CLI::App& app, CommandLine& line);
 void add_prove(CLI::App& app, CommandLine& line);
 void add_generate(CLI::App& app, CommandLine& line);
 void add_evaluate(CLI::App& app, CommandLine& line);

@@ -98,6 +98,10 @@ struct InspectArguments {
   std::string svg;        ///< file to draw it in; "": none
 };
 
+struct PlanArguments {
+  std::string published;  ///< a table of published runs; "": not given
+};
+
 struct PlotArguments {
   std::vector<std::string> runs;
   std::vector<std::string> quantities;  ///< empty: a chart of each kind for one run; loss and speed for several
@@ -175,6 +179,7 @@ struct CommandLine {
     import_model,
     inspect,
     prove,
+    plan,
     plot,
     compare,
     report,
@@ -194,6 +199,7 @@ struct CommandLine {
   ImportArguments import_model;
   InspectArguments inspect;
   ProveArguments prove;
+  PlanArguments plan;
   PlotArguments plot;
   CompareArguments compare;
   ReportArguments report;

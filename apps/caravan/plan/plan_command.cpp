@@ -1,0 +1,46 @@
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "apps/caravan/commands.h"
+#include "caravan/base/error.h"
+#include "caravan/cost/published/errors.h"
+#include "caravan/cost/published/predict.h"
+#include "caravan/cost/published/table.h"
+
+namespace caravan::app {
+namespace {
+
+constexpr double kBytesOfGib = 1 << 30;
+
+/// A published run has fitted its device, unless its row says that it has not.
+bool fits(const published::Row& row, const published::Prediction& prediction) {
+  return !(row.flag("oom", false) && prediction.uncapped_bytes > prediction.device_bytes);
+}
+
+int plan_published(const std::string& file) {
+  const std::vector<published::Row> rows = published::read_table(file);
+  std::vector<published::Prediction> predictions;
+  fmt::print("target_id,step_s,mem_gb,fits\n");
+  for (const published::Row& row : rows) {
+    const published::Prediction& one = predictions.emplace_back(published::predict(row));
+    const std::string id = row.text("target_id");
+    fmt::print("{},{:.6g},{:.4g},{}\n",
+               id.empty() ? fmt::format("row {}", predictions.size()) : published::csv_field(id), one.step_seconds,
+               one.memory_bytes / kBytesOfGib, fits(row, one) ? "yes" : "no");
+  }
+  std::fflush(stdout);
+  fmt::print(stderr, "{}", published::to_text(published::errors_of(rows, predictions)));
+  return 0;
+}
+
+}  // namespace
+
+int plan(const PlanArguments& arguments) {
+  if (!arguments.published.empty()) return plan_published(arguments.published);
+  throw UsageError({"plan", "", "nothing to plan", "", "name a table of published runs: --published FILE.csv"});
+}
+
+}  // namespace caravan::app
