@@ -13,8 +13,9 @@ int new_project(const NewArguments& arguments);
 /// Inspects a run folder or a checkpoint, or a recipe with --recipe. Nothing: the recipe can be run, and the rank
 /// program continues.
 std::optional<int> inspect(const InspectArguments& arguments);
+/// Predicts published runs. Nothing: it plans a recipe, and the rank program continues.
+std::optional<int> plan(const PlanArguments& arguments);
 int inspect_flight(const std::string& folder);
-int plan(const PlanArguments& arguments);
 int plot(const PlotArguments& arguments);
 int compare(const CompareArguments& arguments);
 int report(const ReportArguments& arguments);
@@ -32,6 +33,7 @@ int import_model(const ImportArguments& arguments);
 int inspect_recipe(const InspectArguments& arguments);
 int inspect_layouts(const InspectArguments& arguments);   ///< inspect --layouts
 int inspect_schedule(const InspectArguments& arguments);  ///< inspect --schedule
+int plan_recipe(const PlanArguments& arguments);
 int prove(const ProveArguments& arguments);
 int bench_comm(const BenchArguments& arguments);
 int doctor(const DoctorArguments& arguments);

@@ -76,7 +76,9 @@ int run(const CommandLine& line, int argc, char** argv) {
     case CommandLine::Command::inspect:
       if (const std::optional<int> code = inspect(line.inspect)) return *code;
       become_rank(argv);
-    case CommandLine::Command::plan: return plan(line.plan);
+    case CommandLine::Command::plan:
+      if (const std::optional<int> code = plan(line.plan)) return *code;
+      become_rank(argv);
     case CommandLine::Command::plot: return plot(line.plot);
     case CommandLine::Command::compare: return compare(line.compare);
     case CommandLine::Command::report: return report(line.report);

@@ -20,6 +20,7 @@ int dispatch(const CommandLine& line) {
       return line.inspect.layouts    ? inspect_layouts(line.inspect)
              : line.inspect.schedule ? inspect_schedule(line.inspect)
                                      : inspect_recipe(line.inspect);
+    case CommandLine::Command::plan: return plan_recipe(line.plan);
     case CommandLine::Command::prove: return prove(line.prove);
     case CommandLine::Command::bench_comm: return bench_comm(line.bench);
     case CommandLine::Command::doctor:

@@ -44,9 +44,64 @@ TEST_F(PlanTest, WhatCannotBeReadIsSaid) {
   EXPECT_THAT(caravan({"plan", "--published", file("empty.csv", "")}).err, HasSubstr("is empty"));
   EXPECT_THAT(caravan({"plan", "--published", file("other.csv", "a,b\n1,2\n")}).err,
               HasSubstr("none of the columns that describe a run"));
-  const Result nothing = caravan({"plan"});
-  EXPECT_EQ(nothing.code, 2);
-  EXPECT_THAT(nothing.err, HasSubstr("--published FILE.csv"));
+}
+
+TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
+  const Words small{"plan",
+                    "--hardware",
+                    "a100-80",
+                    "--per-host",
+                    "2",
+                    "--hosts",
+                    "2",
+                    "--seconds",
+                    "3",
+                    "--write",
+                    path("best.toml"),
+                    "--trace",
+                    path("timeline.json"),
+                    "--set",
+                    "data.tokenizer=bytes",
+                    "model.layers=2",
+                    "model.width=64",
+                    "model.heads=4",
+                    "model.context=32",
+                    "train.global_batch=8"};
+  const Result result = caravan(small);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("2 hosts of 2 a100-80; 4 ranks"), HasSubstr("tokens/s"), HasSubstr("MFU"),
+                                HasSubstr("layouts   "), HasSubstr("- ")));
+  const auto trace = nlohmann::json::parse(text_of(path("timeline.json")));
+  EXPECT_FALSE(trace.at("traceEvents").empty());
+  // The recipe trains as it is, on so many ranks.
+  const Result inspected = caravan({"inspect", path("best.toml"), "--ranks", "4"});
+  EXPECT_EQ(inspected.code, 0) << inspected.err;
+}
+
+TEST_F(PlanTest, AModelThatFitsNowhereSaysByHowMuch) {
+  const Result result =
+      caravan({"plan", "--hardware", "p100", "--seconds", "2", "--set", "data.tokenizer=bytes", "model.layers=2",
+               "model.width=65536", "model.heads=64", "model.context=16", "train.global_batch=1"});
+  EXPECT_EQ(result.code, 5) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("does not fit"), HasSubstr("no layout fits 1 ranks"), HasSubstr("more than the")));
+}
+
+TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
+  const auto refused = [&](Words words) {
+    words.insert(words.begin(), "plan");
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(refused({}), AllOf(HasSubstr("--hardware"), HasSubstr("doctor"), HasSubstr("a100-80")));
+  EXPECT_THAT(refused({"--hardware", "a100-90"}), HasSubstr("a100-80"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--ranks", "2"}), HasSubstr("2 ranks do not fit 1 device"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--hosts", "2", "--link", "fast"}), HasSubstr("fast"));
+  EXPECT_THAT(refused({"--hardware", "rtx-4090", "--hosts", "2"}), HasSubstr("link"));
+  const std::string file = this->file("mine.toml", "[[host]]\ndevice = \"a100-80\"\n");
+  EXPECT_THAT(refused({"--hardware", file, "--hosts", "2"}), HasSubstr("presets"));
+  EXPECT_THAT(refused({"--published", file, "--ranks", "2"}), HasSubstr("excludes"));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <string>
 #include <vector>
@@ -95,6 +96,26 @@ TEST(Predict, AStepTakesWhatItsKernelsAndCallsTake) {
   EXPECT_NEAR(one.of_products, flops * 64 * 64 / 1e12, 1e-2 * one.of_products);
 }
 
+TEST(Predict, OffloadTakesTheTimeOfItsLinkAndHost) {
+  const Keys keys{"train.micro_batch=64", "model.width=256"};
+  Keys offload = keys;
+  offload.insert(offload.end(), {"offload.optimizer=host", "offload.gradients=host", "offload.parameters=host"});
+  Hardware hardware = hosts(1, int64_t{1} << 34);
+  hardware.devices[0].host_bytes_per_second = 1e12;
+  const PlainCosts costs(1e9);
+  const auto seconds = [&](const Keys& of) { return Predictor(hardware, costs, 1, 256).predict(recipe_of(of)); };
+  const Prediction without = seconds(keys), fast = seconds(offload);
+  EXPECT_EQ(without.on_host, 0);
+  EXPECT_GT(fast.on_host, 0);
+  EXPECT_LT(fast.memory.total(), without.memory.total());
+  EXPECT_FALSE(fast.waits.contains("host"));
+  hardware.devices[0].host_bytes_per_second = 1e6;
+  const Prediction slow = seconds(offload);
+  EXPECT_GT(slow.waits.at("host"), slow.computes);
+  // Parameters are loaded twice, and gradients stored once: 8 layers of 12 x 256 x 256 and more.
+  EXPECT_GE(slow.seconds, 2 * 4 * 8 * 12 * 256.0 * 256 / 1e6);
+}
+
 TEST(Search, SlowLinksBetweenHostsDecide) {
   const Hardware hardware = hosts(2, int64_t{1} << 34);
   const Recipe recipe = recipe_of(
@@ -107,6 +128,8 @@ TEST(Search, SlowLinksBetweenHostsDecide) {
     EXPECT_TRUE(result.own);
     for (const PlannedLayout& layout : result.best) {
       EXPECT_GE(layout.prediction.seconds, result.best.front().prediction.seconds);
+      const auto estimated = std::ranges::find(result.estimated, layout.text, &PlannedLayout::text);
+      EXPECT_NEAR(estimated->prediction.seconds, layout.prediction.seconds, 0.01 * layout.prediction.seconds);
     }
     EXPECT_LE(result.best.front().prediction.seconds, 1.01 * result.own->prediction.seconds);
     return result.best.front();

@@ -35,6 +35,12 @@ void add_about(CLI::App& app, CommandLine& line);
 /// --set
 void add_set(CLI::App& command, std::vector<std::string>& overrides);
 
+/// --set takes a list; a last word without '=' is the recipe.
+void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides);
+
+/// From 0.001 to 1000000. `unit` is the unit of the number.
+CLI::Validator positive_number(const std::string& unit);
+
 /// Moves the program and its arguments from the words of `caravan run` into `run` before the others are parsed, since
 /// its options look alike. --ranks N stays, unless it comes after --.
 void split_run(std::vector<std::string>& words, RunArguments& run);

@@ -99,7 +99,17 @@ struct InspectArguments {
 };
 
 struct PlanArguments {
-  std::string published;  ///< a table of published runs; "": not given
+  std::string recipe;  ///< file; "": the default recipe
+  std::vector<std::string> overrides;
+  std::optional<int> ranks;  ///< default: all devices of the hardware
+  std::string hardware;      ///< a file or the name of a preset
+  int64_t per_host = 0;      ///< of a preset: devices; 0: 1
+  int64_t hosts = 0;         ///< of a preset; 0: 1
+  std::string link;          ///< of a preset, of a device to other hosts: "200Gb"; "": the usual one
+  double seconds = 20;       ///< of processor time for the search
+  std::string write;         ///< file for the recipe of the best layout; "": none
+  std::string trace;         ///< file for its predicted timeline; "": none
+  std::string published;     ///< a table of published runs; "": not given
 };
 
 struct PlotArguments {
@@ -178,8 +188,8 @@ struct CommandLine {
     export_model,
     import_model,
     inspect,
-    prove,
     plan,
+    prove,
     plot,
     compare,
     report,
@@ -198,8 +208,8 @@ struct CommandLine {
   ExportArguments export_model;
   ImportArguments import_model;
   InspectArguments inspect;
-  ProveArguments prove;
   PlanArguments plan;
+  ProveArguments prove;
   PlotArguments plot;
   CompareArguments compare;
   ReportArguments report;

@@ -76,14 +76,14 @@ void take_steps(const CLI::App& command, const std::string& dump_steps, const st
   }
 }
 
-/// --set takes a list; a last word without '=' is the recipe.
+}  // namespace
+
 void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) {
   if (!recipe.empty() || overrides.empty() || overrides.back().find('=') != std::string::npos) return;
   recipe = overrides.back();
   overrides.pop_back();
 }
 
-/// From 0.001 to 1000000. `unit` is the unit of the number.
 CLI::Validator positive_number(const std::string& unit) {
   return {[unit](const std::string& text) {
             char* end = nullptr;
@@ -95,8 +95,6 @@ CLI::Validator positive_number(const std::string& unit) {
           },
           ""};
 }
-
-}  // namespace
 
 void add_set(CLI::App& command, std::vector<std::string>& overrides) {
   command.add_option("--set", overrides, "section.key=value: overrides the recipe; may be repeated")

@@ -5,10 +5,13 @@
 #include <fmt/format.h>
 
 #include "apps/caravan/commands.h"
+#include "apps/caravan/options/vocabulary.h"
+#include "apps/caravan/plan/plan_hardware.h"
 #include "caravan/base/error.h"
 #include "caravan/cost/published/errors.h"
 #include "caravan/cost/published/predict.h"
 #include "caravan/cost/published/table.h"
+#include "caravan/recipe/recipe.h"
 
 namespace caravan::app {
 namespace {
@@ -38,9 +41,14 @@ int plan_published(const std::string& file) {
 
 }  // namespace
 
-int plan(const PlanArguments& arguments) {
-  if (!arguments.published.empty()) return plan_published(arguments.published);
-  throw UsageError({"plan", "", "nothing to plan", "", "name a table of published runs: --published FILE.csv"});
+std::optional<int> plan(const PlanArguments& arguments) {
+  if (!arguments.published.empty()) {
+    if (arguments.recipe.empty() && arguments.overrides.empty()) return plan_published(arguments.published);
+    throw UsageError({"plan", "--published", "reads a table, and no recipe", "", "give one of them"});
+  }
+  hardware_of(arguments);
+  vocabulary_of(load_recipe(arguments.recipe, arguments.overrides));
+  return std::nullopt;
 }
 
 }  // namespace caravan::app

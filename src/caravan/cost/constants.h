@@ -39,6 +39,8 @@ inline constexpr AttentionRate kFlash1{0.45, 0.38}, kFlash2{0.72, 0.60}, kFlash2
 inline constexpr double kAttentionRamp = 512;  ///< s keys reach s / (s + this) [recalled]
 inline constexpr int kAttentionKernels = 3;    ///< [counted]
 
+inline constexpr double kHostCopies = 80e9;  ///< bytes that a host copies a second, where unknown [recalled]
+
 // Collectives
 
 /// Seconds for each doubling of the ranks by which the last comes late [fitted: vtrain_single, megatron_sc21].

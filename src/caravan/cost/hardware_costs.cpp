@@ -133,7 +133,13 @@ double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& devi
   return work.flops() / (rate.flops * rate.sustained * share) + fitted::kAttentionKernels * device.launch_seconds;
 }
 
-double HardwareCosts::seconds(const KernelWork& work, int rank) const { return seconds(work, device_of(rank)); }
+double HardwareCosts::seconds(const KernelWork& work, int rank) const {
+  if (!work.is_on_host) return seconds(work, device_of(rank));
+  // Of the host's memory, which its ranks share, each byte is read or written.
+  const HostKind& host = hardware_.host_of(rank);
+  const double copies = host.copy_bytes_per_second > 0 ? host.copy_bytes_per_second : fitted::kHostCopies;
+  return static_cast<double>(work.bytes) / (2 * copies / static_cast<double>(host.devices));
+}
 
 RankGroup HardwareCosts::group_of(std::span<const int> ranks) const {
   RankGroup group{.size = static_cast<int64_t>(ranks.size())};

@@ -71,7 +71,10 @@ class Watch final : public TraceLog, public KernelLog {
   }
   size_t begin(std::string_view row, std::string span, Args args) override;
   void end(size_t number) noexcept override;
-  void add(KernelWork work) override { timeline_.add(work); }
+  void add(KernelWork work) override {
+    work.is_on_host = HostKernelScope::is_active();
+    timeline_.add(work);
+  }
   /// Of what was seen since restart().
   StepTimeline timeline() { return timeline_.take(); }
 

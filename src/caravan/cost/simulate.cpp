@@ -81,6 +81,10 @@ class Actor {
   void compute(const Moment& moment) {
     const KernelWork& work = of_.timeline->kernels[static_cast<size_t>(moment.index)];
     const double seconds = kernel_seconds_[static_cast<size_t>(moment.index)];
+    if (work.is_on_host) {
+      result_.on_host += seconds;
+      return;
+    }
     result_.computes += seconds;
     if (work.kind != KernelWork::Kind::memory) result_.of_products += seconds;
     enter(moment.event);

@@ -44,6 +44,7 @@ struct SimulatedStep {
     double computes = 0;                      ///< in kernels
     double of_products = 0;                   ///< in products and attention
     std::map<std::string, double> exposed{};  ///< by axis: waits for calls
+    double on_host = 0;                       ///< seconds of kernels of the host, which the clock leaves out
     double flops = 0;
   };
   double seconds = 0;  ///< until the last rank is through

@@ -12,6 +12,8 @@
 namespace caravan {
 namespace {
 
+constexpr double kWorthSaying = 0.01;  ///< a smaller difference is within the error of a prediction
+
 /// Something that a layout has or has not.
 struct Feature {
   std::string name;  ///< "pipeline stages"
@@ -103,7 +105,9 @@ std::vector<std::string> advice_of(const SearchResult& result, int num_ranks) {
     const bool has = feature.has(best.recipe);
     const PlannedLayout* other =
         fastest(result.estimated, [&](const Recipe& recipe) { return feature.has(recipe) != has; });
-    if (other != nullptr && other->text != best.text) sentences.push_back(sentence_of(feature, best, *other));
+    if (other == nullptr || other->text == best.text) continue;
+    const double more = other->prediction.seconds / least.seconds - 1;
+    if (!other->prediction.fits() || more > kWorthSaying) sentences.push_back(sentence_of(feature, best, *other));
   }
   return sentences;
 }

@@ -18,6 +18,7 @@ void add(Prediction& sum, const Prediction& one, double times) {
   sum.computes += times * one.computes;
   sum.of_products += times * one.of_products;
   sum.idles += times * one.idles;
+  sum.on_host += times * one.on_host;
   for (const auto& [axis, seconds] : one.waits) sum.waits[axis] += times * seconds;
 }
 
@@ -69,7 +70,9 @@ double share(int64_t from, int64_t to, int64_t at) {
 Predictor::Predictor(const Hardware& hardware, const StepCosts& costs, int num_ranks, int64_t vocabulary)
     : hardware_(hardware), costs_(costs), num_ranks_(num_ranks), vocabulary_(vocabulary) {
   if (num_ranks >= 1 && num_ranks <= hardware.num_devices()) return;
-  throw UsageError({"plan", "--ranks", fmt::format("{} ranks do not fit {} devices", num_ranks, hardware.num_devices()),
+  throw UsageError({"plan", "--ranks",
+                    fmt::format("{} ranks do not fit {} device{}", num_ranks, hardware.num_devices(),
+                                hardware.num_devices() == 1 ? "" : "s"),
                     hardware.name, "use fewer ranks, or describe more hosts"});
 }
 
@@ -112,6 +115,7 @@ Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::S
     Prediction one{.seconds = step.seconds, .computes = slowest->computes, .of_products = slowest->of_products};
     one.waits = slowest->exposed;
     one.idles = step.seconds - slowest->seconds;
+    one.on_host = slowest->on_host;
     return one;
   };
   const SimulatedStep step =
@@ -135,8 +139,30 @@ Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::S
     of_step.fullest_rank = one.rank;
     of_step.peak_event = one.peak_event;
   }
+  for (const Rehearsal& one : rehearsals) add_offload(of_step, one);
   add_rates(of_step, recipe);
   return of_step;
+}
+
+/// Copies run beside the step, the slower direction or the disk is the limit; the host steps beside the next forward,
+/// a third of the computation.
+void Predictor::add_offload(Prediction& prediction, const Rehearsal& rank) const {
+  const HardwareDevice& device = hardware_.device_of(rank.rank);
+  const HostKind& host = hardware_.host_of(rank.rank);
+  const auto devices = static_cast<double>(host.devices);
+  const double copies = std::max(rank.moved.to_host, rank.moved.from_host) / device.host_bytes_per_second;
+  const auto on_disk = [&](double bytes, double rate) { return bytes > 0 ? bytes * devices / std::max(rate, 1.0) : 0; };
+  const double disk = on_disk(rank.moved.to_disk, host.disk_write_bytes_per_second) +
+                      on_disk(rank.moved.from_disk, host.disk_read_bytes_per_second);
+  const double moves = rank.moved.to_host + rank.moved.from_host > 0 ? std::max(copies, disk) : 0;
+  const double waits =
+      std::max(0.0, moves - prediction.seconds) + std::max(0.0, prediction.on_host - prediction.computes / 3);
+  const double more = waits - prediction.waits["host"];
+  if (more > 0) {
+    prediction.seconds += more;
+    prediction.waits["host"] = waits;
+  }
+  if (prediction.waits["host"] <= 0) prediction.waits.erase("host");
 }
 
 Prediction Predictor::estimate(const Recipe& recipe) const {

@@ -19,8 +19,9 @@ struct Prediction {
   double utilisation = 0;        ///< model FLOPs by the peak of all devices in the dtype of the arithmetic
   double computes = 0;           ///< seconds of the slowest rank in kernels
   double of_products = 0;        ///< of these, in products and attention
+  double on_host = 0;            ///< seconds that the host steps the optimizer
   double idles = 0;              ///< of the slowest rank: neither in kernels nor waiting for an axis that it sends over
-  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis
+  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis; "host": for what is offloaded
   MemoryBytes memory{};                   ///< peak of the fullest rank
   int fullest_rank = 0;
   std::string peak_event{};
@@ -45,6 +46,7 @@ class Predictor {
 
  private:
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
+  void add_offload(Prediction& prediction, const Rehearsal& rank) const;
   void add_rates(Prediction& prediction, const Recipe& recipe) const;
 
   const Hardware& hardware_;

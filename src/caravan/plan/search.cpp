@@ -26,6 +26,13 @@ std::pair<bool, double> rank_of(const Prediction& one) {
 
 bool is_before(const PlannedLayout& a, const PlannedLayout& b) { return rank_of(a.prediction) < rank_of(b.prediction); }
 
+/// On one data-parallel rank all techniques are one.
+Recipe canonical(const Recipe& recipe, int num_ranks) {
+  if (recipe.data_parallel.is_first() || plan_batch(recipe, num_ranks).dp > 1) return recipe;
+  const std::string& first = first_of("data_parallel").name;
+  return changed_recipe(recipe, {{"data_parallel.technique", first}}, num_ranks).value_or(recipe);
+}
+
 /// Whether its step is that of one process, and a rehearsal knows it.
 bool is_exact(const Recipe& recipe) {
   return std::ranges::all_of(techniques_of(recipe), [](const Setting& each) {
@@ -39,7 +46,8 @@ class Search {
       : predictor_(predictor), end_(std::clock() + static_cast<std::clock_t>(options.seconds * CLOCKS_PER_SEC)) {}
 
   /// Null: it is not legal, or time is up.
-  const PlannedLayout* estimate(const Recipe& recipe) {
+  const PlannedLayout* estimate(const Recipe& given) {
+    const Recipe recipe = canonical(given, predictor_.num_ranks());
     const std::string text = layout_text(recipe, predictor_.num_ranks());
     const auto known = known_.find(text);
     if (known != known_.end()) return known->second ? &*known->second : nullptr;
@@ -106,7 +114,7 @@ std::string layout_text(const Recipe& recipe, int num_ranks) {
     if (value != key.initial) technique += fmt::format(" {} {}", key.name, to_toml(value));
   }
   parts.push_back(split.empty() ? fmt::format("dp {}", plan.dp) : split);
-  parts.push_back(technique);
+  if (plan.dp > 1) parts.push_back(technique);
   if (!recipe.memory.recompute.is_none()) parts.push_back("recompute " + recipe.memory.recompute.name());
   for (const char* kind : kOffloadKinds) {
     if (recipe.offload.text(kind) != "none") parts.push_back(fmt::format("{} on {}", kind, recipe.offload.text(kind)));
@@ -152,7 +160,12 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   for (const PlannedLayout& layout : result.estimated) {
     if (result.best.size() == options.most_rows) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
-    result.best.push_back({layout.recipe, layout.text, predictor.predict(layout.recipe)});
+    PlannedLayout whole{layout.recipe, layout.text, predictor.predict(layout.recipe)};
+    const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
+      return other.prediction.seconds == whole.prediction.seconds &&
+             other.prediction.memory.total() == whole.prediction.memory.total();
+    });
+    if (is_new) result.best.push_back(std::move(whole));
   }
   std::ranges::stable_sort(result.best, is_before);
   return result;

@@ -1,9 +1,13 @@
 #include "caravan/base/trace/kernel_log.h"
 
+#include <utility>
+
 namespace caravan {
 namespace {
 
 thread_local constinit KernelLog* current_kernel_log = nullptr;
+
+thread_local constinit bool is_host_kernel = false;
 
 }  // namespace
 
@@ -18,5 +22,9 @@ KernelLog* KernelLog::current() noexcept { return current_kernel_log; }
 KernelLogScope::KernelLogScope(KernelLog* log) noexcept : before_(current_kernel_log) { current_kernel_log = log; }
 
 KernelLogScope::~KernelLogScope() { current_kernel_log = before_; }
+
+HostKernelScope::HostKernelScope() noexcept : before_(std::exchange(is_host_kernel, true)) {}
+HostKernelScope::~HostKernelScope() { is_host_kernel = before_; }
+bool HostKernelScope::is_active() noexcept { return is_host_kernel; }
 
 }  // namespace caravan

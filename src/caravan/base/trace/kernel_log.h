@@ -18,9 +18,10 @@ struct KernelWork {
   std::string what{};   ///< operator of torch, or kernel of this library: "mm", "gelu"
   std::string dtype{};  ///< of operands and arithmetic: "fp32"
   int64_t batch = 1, m = 0, n = 0, k = 0;
-  int64_t products = 1;    ///< of this size: attention has 2, its backward 5
-  bool is_causal = false;  ///< of attention: a query sees half of the keys
-  int64_t bytes = 0;       ///< read and written
+  int64_t products = 1;     ///< of this size: attention has 2, its backward 5
+  bool is_causal = false;   ///< of attention: a query sees half of the keys
+  int64_t bytes = 0;        ///< read and written
+  bool is_on_host = false;  ///< computed by the host, beside the device: see HostKernelScope
 
   /// Multiplications and additions; 0 for Kind::memory.
   double flops() const noexcept;
@@ -47,6 +48,19 @@ class KernelLogScope {
 
  private:
   KernelLog* before_;
+};
+
+/// While it lives, kernels of its thread run on the host, not on the device.
+class HostKernelScope {
+ public:
+  HostKernelScope() noexcept;
+  ~HostKernelScope();
+  HostKernelScope(const HostKernelScope&) = delete;
+  HostKernelScope& operator=(const HostKernelScope&) = delete;
+  static bool is_active() noexcept;
+
+ private:
+  bool before_;
 };
 
 }  // namespace caravan

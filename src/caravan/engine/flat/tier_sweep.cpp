@@ -104,6 +104,7 @@ void TierSweep::Run::add(const Bucket& bucket) {
 
 void TierSweep::Run::run() {
   const at::NoGradGuard no_grad;
+  const HostKernelScope on_host;
   sets.resize(kSets);
   try {
     for (size_t i = 0; i < std::min(kSets - 1, parts.size()); ++i) start(i);
