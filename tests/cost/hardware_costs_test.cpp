@@ -2,7 +2,9 @@
 #include "caravan/cost/hardware_costs.h"
 
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -128,6 +130,7 @@ TEST_F(A100Costs, ADtypeWithoutUnitsUsesOthers) {
   EXPECT_EQ(HardwareCosts::rate_of(*preset_device("v100-32"), "tf32").dtype, "fp32");
   EXPECT_EQ(HardwareCosts::rate_of(*preset_device("tpu-v4"), "fp16").dtype, "bf16");
   EXPECT_THROW(HardwareCosts::rate_of({.name = "none"}, "fp16"), UsageError);
+  EXPECT_THROW(HardwareCosts(Hardware{}), UsageError);
 }
 
 TEST_F(A100Costs, RingsShareTheLinksOfTheirHost) {
@@ -164,6 +167,29 @@ TEST_F(A100Costs, CallsOfAStepWaitForTheLastRank) {
   };
   EXPECT_NEAR(message({0, 7}), 1e8 / (300e9 * 0.72) + 15e-6, 1e-9);
   EXPECT_NEAR(message({7, 8}), 1e8 / (25e9 * 0.95) + 15e-6, 1e-9);
+}
+
+/// A product, an all-reduce behind another one.
+TEST(SimulatedCosts, ProcessorsPayForTheirCallsAndAcceleratorsHideThem) {
+  TimelineBuilder builder;
+  builder.begin_event("step");
+  builder.add(product("fp32", 512, 512, 65536));
+  const int32_t call = builder.begin({.axis = "dp", .verb = Verb::all_reduce, .what = "gradient", .sent_bytes = 1e6});
+  builder.add(product("fp32", 512, 512, 65536));
+  builder.end(call);
+  const StepTimeline timeline = builder.take();
+  const std::vector<int> pair{0, 1};
+  const std::map<std::string, std::vector<int>> axes{{"dp", pair}};
+  const auto seconds = [&](const HardwareCosts& costs) {
+    const std::vector<RankTimeline> ranks{{0, &timeline, &axes}, {1, &timeline, &axes}};
+    return simulate(ranks, costs).seconds;
+  };
+  const HardwareCosts processor(cores());
+  const HardwareCosts accelerator(preset_hardware({.device = "a100-80", .per_host = 8, .hosts = 1}));
+  const double slow = processor.seconds(timeline.kernels[0], 0), fast = accelerator.seconds(timeline.kernels[0], 0);
+  EXPECT_NEAR(seconds(processor), 2 * slow + processor.seconds(timeline.calls[0], pair).seconds, 1e-9);
+  EXPECT_LT(accelerator.seconds(timeline.calls[0], pair).seconds, fast);
+  EXPECT_NEAR(seconds(accelerator), 2 * fast, 1e-9);
 }
 
 TEST(RingBytes, AreThoseOfTraffic) {

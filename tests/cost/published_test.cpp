@@ -475,7 +475,7 @@ TEST(PublishedRuns, AreNeverBlank) {
                                          "MaxText",
                                          "8x7B",
                                          "ulysses"};
-  for (int i = 0; i < 800; ++i) {
+  for (int i = 0; i < 400; ++i) {
     Texts row = rows[pick(rows.size())];
     for (size_t k = 0; k < 1 + pick(8); ++k) {
       row[published::described_columns()[pick(published::described_columns().size())]] = garbage[pick(garbage.size())];

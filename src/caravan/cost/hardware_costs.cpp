@@ -75,9 +75,10 @@ double ring_bytes(Verb verb, double bytes, int64_t ranks) noexcept {
 
 HardwareCosts::HardwareCosts(Hardware hardware, fitted::AttentionRate attention)
     : hardware_(std::move(hardware)), attention_(attention) {
+  hardware_.device_of(0);
   int64_t first = 0;
   for (const HostKind& host : hardware_.hosts) {
-    device_of_host_.push_back(&hardware_.device_of(first));
+    device_of_host_.push_back(static_cast<size_t>(&hardware_.device_of(first) - hardware_.devices.data()));
     first += host.count * host.devices;
   }
 }
@@ -86,7 +87,7 @@ const HardwareDevice& HardwareCosts::device_of(int rank) const {
   int64_t end = 0;
   for (size_t i = 0; i < hardware_.hosts.size(); ++i) {
     end += hardware_.hosts[i].count * hardware_.hosts[i].devices;
-    if (rank >= 0 && rank < end) return *device_of_host_[i];
+    if (rank >= 0 && rank < end) return hardware_.devices[device_of_host_[i]];
   }
   return hardware_.device_of(rank);  // throws
 }

@@ -35,7 +35,8 @@ double ring_bytes(Verb verb, double bytes, int64_t ranks) noexcept;
 /// (CallTime::of_device).
 class HardwareCosts final : public StepCosts {
  public:
-  /// `attention`: rates of fused attention, of that of large products; zeros: those of each device.
+  /// `attention`: rates of fused attention, of that of large products; zeros: those of each device. Throws UsageError
+  /// for hardware without devices.
   explicit HardwareCosts(Hardware hardware, fitted::AttentionRate attention = {});
 
   double seconds(const KernelWork& work, int rank) const override;
@@ -60,7 +61,7 @@ class HardwareCosts final : public StepCosts {
   const HardwareDevice& device_of(int rank) const;
 
   Hardware hardware_;
-  std::vector<const HardwareDevice*> device_of_host_;  // by hosts of hardware_
+  std::vector<size_t> device_of_host_;  // by hosts of hardware_, of its devices
   fitted::AttentionRate attention_;
 };
 

@@ -58,6 +58,12 @@ int64_t usual_per_host(const std::string& preset) {
   return preset == "v100-32-dgx2" ? 16 : 8;
 }
 
+/// Of the hosts of devices without a usual network: Ethernet of workstations, else InfiniBand of 100 Gb/s.
+const char* usual_link(const std::string& preset) {
+  if (preset.starts_with("rtx")) return "10Gb";
+  return preset == "t4" || preset == "a6000" ? "25Gb" : "100Gb";
+}
+
 }  // namespace
 
 void describe_hardware(const Row& row, Run& run) {
@@ -72,7 +78,7 @@ void describe_hardware(const Row& row, Run& run) {
   if (const auto rate = row.number("inter_gbps_per_gpu"); rate && *rate > 0) {
     choice.link = fmt::format("{:.6f}GB", std::clamp(*rate, 1e-3, 1e6));
   } else if (!has_usual_network(preset)) {
-    choice.link = "12.5GB";  // 100 Gb/s
+    choice.link = usual_link(preset);
   }
   run.hardware = preset_hardware(choice);
 }

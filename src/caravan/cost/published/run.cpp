@@ -42,8 +42,10 @@ void describe_model(const Row& row, Run& run) {
   const std::string arch = row.lower("arch"), mlp = row.lower("mlp"), model = row.lower("model");
   run.width = row.whole("hidden", kMostSize).value_or(4096);
   run.layers = row.whole("layers", kMostLayers).value_or(32);
-  run.heads = std::min(row.whole("heads", kMostSize).value_or(std::max<int64_t>(1, run.width / 128)), run.width);
-  run.kv_heads = std::min(row.whole("kv_heads", kMostSize).value_or(run.heads), run.heads);
+  const auto kv_heads = row.whole("kv_heads", kMostSize);
+  const int64_t usual_heads = std::max({int64_t{1}, run.width / 128, kv_heads.value_or(1)});
+  run.heads = std::min(row.whole("heads", kMostSize).value_or(usual_heads), run.width);
+  run.kv_heads = std::min(kv_heads.value_or(run.heads), run.heads);
   run.head_width = run.width / run.heads;
   const bool is_llama = has_word(arch, "llama"), is_mpt = has_word(arch, "mpt");
   run.is_gated = has_any(mlp, {"gat", "swiglu"}) || (mlp.empty() && is_llama);
