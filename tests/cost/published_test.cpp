@@ -396,6 +396,7 @@ TEST(PublishedRuns, AreDescribedByWhatTheirRowsSay) {
 
 /// What is known to make a step longer, or a device fuller, does so.
 TEST(PublishedRuns, ReactToTheirDescription) {
+  needs({"gpipe", "1f1b", "zb-h1", "zb-h2"});
   const Texts row = with(gpt("48", "8192", "64"), {{"framework", "Megatron-LM"},
                                                    {"tp", "8"},
                                                    {"pp", "4"},
@@ -416,6 +417,8 @@ TEST(PublishedRuns, ReactToTheirDescription) {
   EXPECT_LT(of({{"seq_parallel", "Y"}, {"recompute", "none"}}).uncapped_bytes,
             of({{"recompute", "none"}}).uncapped_bytes);
   EXPECT_GT(of({{"schedule", "gpipe"}}).uncapped_bytes, base.uncapped_bytes);
+  EXPECT_LT(of({{"schedule", "ZB-V"}}).uncapped_bytes, of({{"schedule", "ZB-2p"}}).uncapped_bytes);
+  EXPECT_LT(of({{"schedule", "V-Half"}}).uncapped_bytes, of({{"schedule", "ZB-1p"}}).uncapped_bytes);
   EXPECT_LT(of({{"zero_stage", "1"}}).uncapped_bytes, base.uncapped_bytes);
   EXPECT_GT(of({{"zero_stage", "2"}, {"offload", "cpu optimizer"}}).step_seconds, base.step_seconds);
   EXPECT_LE(of({{"hw", "v100-16"}}).memory_bytes, 0.97 * 16160 * (1 << 20)) << "a run that was published has fitted";

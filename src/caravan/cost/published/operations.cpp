@@ -52,7 +52,10 @@ std::vector<Product> layer_products(const Run& run) {
   const double tokens = std::floor(run.tokens()),
                to_experts = std::floor(run.tokens() * static_cast<double>(run.experts_per_token));
   const auto width = static_cast<double>(run.width);
-  const auto part = [&](int64_t size) { return static_cast<double>(size / run.tp); };
+  const auto part = [&](int64_t size) {
+    const int64_t of_rank = size / run.tp;
+    return static_cast<double>(of_rank);
+  };
   return {{tokens, part(run.width + 2 * run.kv_heads * run.head_width), width},
           {tokens, width, part(run.width)},
           {to_experts, part((run.is_gated ? 2 : 1) * run.mlp_width), width},
@@ -234,7 +237,8 @@ Passes embedding_passes(const Run& run) {
 
 Passes head_passes(const Run& run) {
   const double tokens = run.tokens(), bytes = run.element_bytes * tokens * static_cast<double>(run.width);
-  const auto rows = static_cast<double>(run.vocabulary / run.tp), width = static_cast<double>(run.width);
+  const int64_t rows_of_rank = run.vocabulary / run.tp;
+  const auto rows = static_cast<double>(rows_of_rank), width = static_cast<double>(run.width);
   const double loss = run.framework.loss_bytes * tokens * rows;
   const std::string dtype = run.dtype == "fp8" ? "bf16" : run.dtype;  // the head stays in 16 bit
   Passes passes;

@@ -102,6 +102,14 @@ std::string schedule_of_words(const std::string& words, bool has_chunks) {
   return entry(has_chunks ? "interleaved" : "1f1b");
 }
 
+/// Schedules in a V (Qi et al., arXiv 2405.15362) hold fewer activations than those that stand for them: ZB-V those of
+/// p micro-batches instead of 2 p - 1, V-Half and V-Min about a half and a third of p.
+double held_share_of(const std::string& words, double ranks) {
+  if (has_any(words, {"zb-v", "zbv"})) return ranks / (2 * ranks - 1);
+  if (has_word(words, "v-half")) return 0.55;
+  return has_word(words, "v-min") ? 0.4 : 1;
+}
+
 void describe_pipeline(const Row& row, Run& run) {
   const std::string words = row.lower("schedule"), chunks = row.lower("vpp");
   const int64_t most = std::max<int64_t>(1, run.layers / run.pp);
@@ -110,7 +118,7 @@ void describe_pipeline(const Row& row, Run& run) {
   }
   run.schedule = run.pp > 1 ? schedule_of_words(words, run.chunks > 1) : "";
   const bool is_of_chunks = run.pp > 1 && run.schedule == schedule_of_words("", true);
-  run.held_share = has_word(words, "v-half") ? 0.55 : has_word(words, "v-min") ? 0.4 : 1;
+  run.held_share = held_share_of(words, static_cast<double>(run.pp));
   // Some give the first and the last stage a layer less, for the embedding and the head.
   const std::string note = row.lower("framework") + " " + row.lower("note");
   const bool is_even = has_word(note, "first and last stage carry one layer less") && (run.layers + 2) % run.pp == 0;
