@@ -11,6 +11,7 @@ namespace caravan {
 
 /// Matrix products of one dtype on a device. A product m x n x k is computed tile by tile, as many at once as the
 /// device has units: ceil(tiles / units) waves of 2 tile_m tile_n (k + ramp_k) FLOPs a unit, each at flops / units.
+/// Libraries of accelerators choose among several tiles (HardwareCosts).
 struct ProductRate {
   std::string dtype{};    ///< of the operands: "fp32", "tf32", "fp16", "bf16", "fp8"
   double peak_flops = 0;  ///< FLOP/s of the data sheet, dense; 0: unknown (a measured device)

@@ -44,7 +44,7 @@ void add_product(Pass& pass, const std::string& dtype, const Product& size, doub
 
 void add_moves(Pass& pass, const char* what, double bytes, double kernels) {
   pass.computes.push_back(
-      {.work = {.what = what, .bytes = std::llround(bytes)}, .kernels = kernels, .launches = kernels});
+      {.work = {.what = what, .bytes = std::llround(std::min(bytes, 9e18))}, .kernels = kernels, .launches = kernels});
 }
 
 /// Of qkv, projection, up and down. Experts see each token as often as it is sent to one.

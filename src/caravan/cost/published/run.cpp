@@ -14,7 +14,8 @@ namespace caravan::published {
 namespace {
 
 // A row with larger numbers is no description of a run.
-constexpr int64_t kMostLayers = 4096, kMostSize = 16'777'216, kMostRanks = 1'000'000, kMostStages = 1024;
+constexpr int64_t kMostLayers = 4096, kMostSize = 16'777'216, kMostRanks = 1'000'000, kMostStages = 1024,
+                  kMostBatch = 1'000'000;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t rounded_div(int64_t a, int64_t b) {
@@ -69,8 +70,8 @@ void describe_batch(const Row& row, Run& run) {
   run.dp = dp.value_or(std::max<int64_t>(1, run.ranks / model_ranks));
   // A dp that counted the ranks of cp too.
   if (run.dp * model_ranks > run.ranks) run.dp = std::max<int64_t>(1, run.ranks / model_ranks);
-  auto micro_batch = row.whole("micro_batch", kMostSize), micro_batches = row.whole("num_microbatches", kMostSize);
-  const auto batch = row.whole("global_batch", kMostSize);
+  auto micro_batch = row.whole("micro_batch", kMostBatch), micro_batches = row.whole("num_microbatches", kMostBatch);
+  const auto batch = row.whole("global_batch", kMostBatch);
   if (!micro_batch) {
     micro_batch = 1;
     if (batch && micro_batches) micro_batch = rounded_div(*batch, run.dp * *micro_batches);
