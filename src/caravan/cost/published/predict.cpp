@@ -43,9 +43,12 @@ class StepModel {
   PassTimes times(const Passes& passes) const {
     return {time(passes.forward), time(passes.recompute), time(passes.backward), time(passes.weights)};
   }
+  double sent_seconds(Verb verb, double sent_bytes, const RankGroup& group) const {
+    if (sent_bytes <= 0) return 0;
+    return costs_.collective_seconds(verb, sent_bytes, group) + costs_.skew_seconds(group.size);
+  }
   double collective(Verb verb, double whole_bytes, const RankGroup& group) const {
-    const double sent = ring_bytes(verb, whole_bytes, group.size);
-    return sent > 0 ? costs_.collective_seconds(verb, sent, group) + costs_.skew_seconds(group.size) : 0;
+    return sent_seconds(verb, ring_bytes(verb, whole_bytes, group.size), group);
   }
   double exposed(Communication::Behind behind, double seconds, const PassTime& compute) const;
 
@@ -68,7 +71,7 @@ class StepModel {
   PassTimes layer_, embedding_, head_;
 };
 
-/// Of calls that may run behind `compute`, what remains. Compute slows down the calls that it hides.
+/// Of calls that may run behind `compute`, what remains: what is longer than it, and a share that is never hidden.
 double StepModel::exposed(Communication::Behind behind, double seconds, const PassTime& compute) const {
   const double room = behind == Communication::Behind::attention ? compute.attention : compute.products;
   const double tensor = run_.framework.tp_hidden > 0 ? run_.framework.tp_hidden : fitted::kHidesTensor;
@@ -85,10 +88,11 @@ PassTime StepModel::time(const Pass& pass) const {
   double launches = 0, one_by_one = 0;
   for (const Compute& compute : pass.computes) {
     const double seconds = costs_.seconds(compute.work, device) + (compute.kernels - 1) * device.launch_seconds;
-    const KernelWork::Kind kind = compute.work.kind;
-    (kind == KernelWork::Kind::product     ? time.products
-     : kind == KernelWork::Kind::attention ? time.attention
-                                           : time.memory) += seconds;
+    switch (compute.work.kind) {
+      case KernelWork::Kind::product: time.products += seconds; break;
+      case KernelWork::Kind::attention: time.attention += seconds; break;
+      case KernelWork::Kind::memory: time.memory += seconds; break;
+    }
     launches += compute.launches;
     one_by_one += std::max(seconds, compute.launches * launch);
   }
@@ -96,9 +100,7 @@ PassTime StepModel::time(const Pass& pass) const {
   for (const auto& [call, hides] : pass.calls) {
     const RankGroup& group = call.axis == "tp" ? tensor_ : context_;
     if (group.size <= 1) continue;
-    double seconds = call.sent_bytes > 0 ? costs_.collective_seconds(call.verb, call.sent_bytes, group) +
-                                               costs_.skew_seconds(group.size)
-                                         : 0;
+    double seconds = sent_seconds(call.verb, call.sent_bytes, group);
     launches += fitted::kCallLaunches;
     if (!run_.framework.runs_ahead) seconds += fitted::kCallLaunches * launch;
     behind[hides] += seconds;
