@@ -390,6 +390,17 @@ TEST(PublishedRuns, AreDescribedByWhatTheirRowsSay) {
   EXPECT_EQ(padded.vocabulary, 51200);
   EXPECT_EQ(published::describe(Texts{{"model", "Mixtral-8x7B"}, {"arch", "llama"}}).experts, 8);
   EXPECT_EQ(published::describe(Texts{{"hw", "V100 SXM3 32GB DGX-2"}}).hardware.devices.front().alias, "v100-32-dgx2");
+  const auto device = [](const char* hw) {
+    return published::describe(Texts{{"hw", hw}}).hardware.devices.front().alias;
+  };
+  EXPECT_EQ(device("NVIDIA A100-SXM4-40GB"), "a100-40");
+  EXPECT_EQ(device("A100 PCIe 80GB"), "a100-80-pcie");
+  EXPECT_EQ(device("H100 SXM 80GB HBM3"), "h100-80");
+  EXPECT_EQ(device("GH200 141GB"), "gh200-141");
+  EXPECT_EQ(device("V100_16GB"), "v100-16");
+  EXPECT_EQ(device("TPU v5p"), "tpu-v5p");
+  EXPECT_EQ(device("MI250X"), "mi250x");
+  EXPECT_EQ(device("something new"), "a100-80");
   EXPECT_EQ(published::describe(Texts{{"sharding", "2.5D"}, {"tp", "4"}}).tensor_cube, 2);
   EXPECT_EQ(published::describe(Texts{{"sharding", "3D parallel"}, {"tp", "8"}}).tensor_cube, 0);
 }

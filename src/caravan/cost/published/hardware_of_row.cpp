@@ -15,16 +15,46 @@ struct DeviceWord {
   std::string_view word;
   std::string_view preset;
 };
-constexpr DeviceWord kDeviceWords[] = {
-    {"gb200", "gb200"},   {"gb300", "gb300"},        {"gh200", "gh200-96"},    {"b200", "b200"},
-    {"b300", "b300"},     {"h200", "h200"},          {"h800", "h800-80"},      {"h20", "h20"},
-    {"a800", "a800-80"},  {"mi300", "mi300x"},       {"mi325", "mi325x"},      {"p100", "p100"},
-    {"t4", "t4"},         {"l40s", "l40s"},          {"a6000", "a6000"},       {"h100", "h100-80"},
-    {"a100", "a100-80"},  {"dgx-2", "v100-32-dgx2"}, {"dgx2", "v100-32-dgx2"}, {"v100", "v100-32"},
-    {"mi250x", "mi250x"}, {"mi250", "mi250"},        {"3090", "rtx-3090"},     {"4090", "rtx-4090"},
-    {"5090", "rtx-5090"}, {"v5e", "tpu-v5e"},        {"v5", "tpu-v5p"},        {"tpu-v4", "tpu-v4"},
-    {"tpuv4", "tpu-v4"},  {"tpu-v2", "tpu-v2"},      {"tpuv2", "tpu-v2"},      {"tpu", "tpu-v3"},
-    {"a64fx", "a64fx"},   {"fugaku", "a64fx"}};
+constexpr DeviceWord kDeviceWords[] = {{"gb200", "gb200"},
+                                       {"gb300", "gb300"},
+                                       {"gh200", "gh200-96"},
+                                       {"b200", "b200"},
+                                       {"b300", "b300"},
+                                       {"h200", "h200"},
+                                       {"h800", "h800-80"},
+                                       {"h20", "h20"},
+                                       {"a800", "a800-80"},
+                                       {"mi300", "mi300x"},
+                                       {"mi325", "mi325x"},
+                                       {"p100", "p100"},
+                                       {"t4", "t4"},
+                                       {"l40s", "l40s"},
+                                       {"a6000", "a6000"},
+                                       {"h100", "h100-80"},
+                                       {"a100", "a100-80"},
+                                       {"dgx-2", "v100-32-dgx2"},
+                                       {"dgx2", "v100-32-dgx2"},
+                                       {"v100", "v100-32"},
+                                       {"mi250x", "mi250x"},
+                                       {"mi250", "mi250"},
+                                       {"3090", "rtx-3090"},
+                                       {"4090", "rtx-4090"},
+                                       {"5090", "rtx-5090"},
+                                       {"v5e", "tpu-v5e"},
+                                       {"v5", "tpu-v5p"},
+                                       {"tpu-v4", "tpu-v4"},
+                                       {"tpuv4", "tpu-v4"},
+                                       {"tpu-v2", "tpu-v2"},
+                                       {"tpuv2", "tpu-v2"},
+                                       {"tpu", "tpu-v3"},
+                                       {"a64fx", "a64fx"},
+                                       {"fugaku", "a64fx"},
+                                       // Without a preset: the nearest.
+                                       {"a10", "rtx-3090"},
+                                       {"2080", "t4"},
+                                       {"quadro", "t4"},
+                                       {"p40", "p100"},
+                                       {"1080", "p100"}};
 
 bool has_number(std::string_view text, std::string_view number) {
   for (size_t at = text.find(number); at != std::string_view::npos; at = text.find(number, at + 1)) {
