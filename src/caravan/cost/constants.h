@@ -39,8 +39,6 @@ inline constexpr AttentionRate kFlash1{0.45, 0.38}, kFlash2{0.72, 0.60}, kFlash2
 inline constexpr double kAttentionRamp = 512;  ///< s keys reach s / (s + this) [recalled]
 inline constexpr int kAttentionKernels = 3;    ///< [counted]
 
-inline constexpr double kHostCopies = 80e9;  ///< bytes that a host copies a second, where unknown [recalled]
-
 // Collectives
 
 /// Seconds for each doubling of the ranks by which the last comes late [fitted: vtrain_single, megatron_sc21].
@@ -48,6 +46,7 @@ inline constexpr double kSkewSeconds = 8e-6;
 /// Calls of this many ranks or more are summed by the switch [recalled: NVLS of NCCL].
 inline constexpr int kSwitchRanks = 4;
 inline constexpr double kMessageSeconds = 15e-6;  ///< of a send and its recv [recalled]
+inline constexpr double kHostCopies = 80e9;  ///< bytes that a host copies a second, where unknown [recalled]
 
 // Frameworks
 

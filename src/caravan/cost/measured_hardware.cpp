@@ -120,7 +120,8 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
                         .reserved_bytes = std::min(kProcessBytes, std::max<int64_t>(memory, 2) / 2),
                         .memory_bytes_per_second = four_digits(std::min(rates.copy_gb_s, rates.add_gb_s) * 1e9 / ranks),
                         .launch_seconds = four_digits(launch_seconds(world)),
-                        .host_bytes_per_second = four_digits(rates.copy_gb_s / 2 * 1e9 / ranks)};
+                        .host_bytes_per_second = four_digits(rates.copy_gb_s / 2 * 1e9 / ranks),
+                        .is_processor = true};
   MeasuredHardware measured;
   for (const auto& [dtype, type] : {std::pair("fp32", at::kFloat), std::pair("bf16", at::kBFloat16)}) {
     MeasuredProducts products{.products = time_products(world, type)};
