@@ -46,6 +46,8 @@ VALUES = {
     "offload.optimizer": (0.3, ["none", "host", "disk"]), "offload.parameters": (0.3, ["none", "host", "disk"]),
     "offload.gradients": (0.3, ["none", "host", "disk"]), "offload.activations": (0.3, ["none", "host", "disk"]),
     "offload.prefetch": (0.3, [0, 1, 3]),
+    # Not by chance: checkpoints and evaluations, which runs to compare with do without, then change results.
+    "offload.delayed_update": (0, [True]), "offload.delay_after": (0, [0, 2]),
     "memory.recompute": (0.5, ["none", "selective", "full", "stage", ["blocks.0"], ["blocks.*.mlp"]]),
     "log.csv": (0.2, [True, False]), "log.tensorboard": (0.2, [True, False]), "checkpoint.every": (0.5, [0, 1, 2]),
     "checkpoint.keep": (0.3, [0, 1, 2]), "checkpoint.async": (0.3, [True, False]),

@@ -163,7 +163,7 @@ void Engine::start(int num_micro_batches) {
   transfers_.clear();
   weight_work_.begin_step();
   if (activations_ != nullptr) activations_->begin_step();
-  unsharded_->refresh();
+  unsharded_->refresh(/*may_lag=*/true);
   if (versions_ != nullptr) versions_->begin_step();
   gradients_->begin_step();
   num_forwards_.assign(strategy_.units.size(), 0);
@@ -354,6 +354,10 @@ void Engine::reach(const Action& event) {
   if (event.kind != Action::Kind::backward) return;
   TraceLog::begin_lap(TraceLog::kCompute, "backward", name_of(state_.layout.units(), event.unit),
                       {{"micro_batch", event.micro_batch}});
+}
+
+void Engine::perform_until_event() {
+  cursor_.perform_until_event([this](const Action& entry) { perform(entry); });
 }
 
 void Engine::perform(const Action& entry) {

@@ -73,11 +73,13 @@ class Engine : private GradientSink {
   /// steps.
   void unshard();
 
-  /// Encloses forward passes of all ranks. In between, parameters shared by several pipeline stages are available, and
-  /// unsharded parameters that keep their memory (UnshardedMemory) are gathered once: parameters must not change. Every
-  /// rank calls both. An error of a lost peer in end_evaluation() is thrown by the next call.
-  void begin_evaluation();
+  /// Encloses forward passes of all ranks, each of which calls both. In between, parameters that several stages share
+  /// are available, and unsharded ones that keep their memory (UnshardedMemory) are gathered once: parameters must not
+  /// change. `of_step`: a delayed update may be missing. An error of a lost peer at the end is thrown by the next call.
+  void begin_evaluation(bool of_step = false);
   void end_evaluation() noexcept;
+  /// Makes up for a delayed update (Strategy::delay_after), as an evaluation does: call it before a checkpoint.
+  void catch_up();
 
   Module& model() noexcept { return model_; }
   FlatState& state() noexcept { return state_; }
@@ -137,9 +139,7 @@ class Engine : private GradientSink {
   void begin_table(const Schedule& table);
   void set_exchange(StepExchange* exchange) noexcept;
   void follow(Passes& passes);
-  void perform_until_event() {
-    cursor_.perform_until_event([this](const Action& entry) { perform(entry); });
-  }
+  void perform_until_event();
   /// The execution has reached `event`: performs the actions that precede it.
   void reach(const Action& event);
   void perform(const Action& entry);

@@ -141,11 +141,11 @@ void Engine::end_reading() {
   for (const MeshAxis& axis : state_.shared_axes) axis.comm().barrier("parameters were read");
 }
 
-void Engine::begin_evaluation() {
+void Engine::begin_evaluation(bool of_step) {
   num_exceptions_ = std::uncaught_exceptions();
   free_all();
   is_evaluating_ = true;
-  unsharded_->refresh();
+  unsharded_->refresh(of_step);
   if (versions_ != nullptr) versions_->renew();
   const Units& units = state_.layout.units();
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
@@ -160,6 +160,10 @@ void Engine::end_evaluation() noexcept {
     if (std::uncaught_exceptions() == num_exceptions_) end_reading();  // else the peers may have continued
   } catch (const std::exception&) {  // a peer is lost: the next collective throws the same error
   }
+}
+
+void Engine::catch_up() {
+  if (state_.lags()) unsharded_->refresh();
 }
 
 /// Joint groups are moved over the axis of the stages that share them; other stages are not on that axis.

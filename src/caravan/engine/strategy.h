@@ -91,6 +91,8 @@ struct Strategy {
   std::shared_ptr<Tiers> tiers{};
   /// A group steps as soon as its gradients are complete: for runs in which nothing later changes them.
   bool steps_early = false;
+  /// The host's updates after this many of a run are delayed: each runs beside the next step, which does not see it.
+  std::optional<int64_t> delay_after{};
   bool is_offloaded() const noexcept {
     return optimizer_tier != Tier::device || parameters_tier != Tier::device || gradients_tier != Tier::device ||
            activations_tier != Tier::device;

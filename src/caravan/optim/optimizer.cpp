@@ -41,6 +41,8 @@ Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names, Up
     : state_(state), update_(std::move(update)) {
   state.is_versioned = true;
   for (const std::string& name : names) moments_.emplace_back(name, state.zeros_like_trained());
+  const Tier place = state.optimizer_tier == Tier::device ? Tier::device : Tier::host;
+  if (state.tiers != nullptr) sweep_ = std::make_unique<TierSweep>(state, place);
   const Units& units = state.layout.units();
   first_use_.resize(units.groups.size(), units.units.size());
   for (size_t unit = units.units.size(); unit-- > 0;) {
@@ -89,6 +91,7 @@ void Optimizer::start_step(double lr, double gradient_scale) {
   const TraceSpan span(TraceLog::kCompute, "optimizer");
   finish();
   ++num_steps_;
+  if (state_.delay_after && num_steps_ > *state_.delay_after) return start_delayed_step(lr, gradient_scale);
   change_values([&] {
     if (is_away()) {
       sweep(std::nullopt, {}, lr, gradient_scale);
@@ -123,24 +126,58 @@ void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
   });
 }
 
-/// Begins to step the buckets of a group, or of all. Always writes the copies.
-void Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
+/// As the next forward needs them.
+std::vector<const Bucket*> Optimizer::in_forward_order() const {
   std::vector<const Bucket*> buckets = TierSweep::trained_buckets(state_.layout);
-  if (group) std::erase_if(buckets, [&](const Bucket* bucket) { return bucket->group != *group; });
-  // The next step needs them in forward order.
   std::ranges::stable_sort(buckets, {},
                            [&](const Bucket* bucket) { return first_use_[static_cast<size_t>(bucket->group)]; });
-  const Tier place = state_.optimizer_tier == Tier::device ? Tier::device : Tier::host;
-  if (sweep_ == nullptr) sweep_ = std::make_unique<TierSweep>(state_, place);
-  count_path(place == Tier::host ? "optimizer on the host" : "optimizer on the device, with what is away");
-  std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = true},
-                                         {.flat = &state_.gradients, .on_device = gradient_of},
-                                         {.flat = &state_.copies, .is_read = false, .is_written = true}};
-  if (place == Tier::host && state_.copies.scalar_type() == state_.values.scalar_type()) sources[2].copy_of = 0;
-  for (auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_written = true});
-  sweep_->start(buckets, sources, [this, lr, gradient_scale, number = num_steps_](const TierSweep::Part& swept) {
-    update_swept(swept, number, lr, gradient_scale);
-  });
+  return buckets;
+}
+
+/// Of a sweep that `updates` values and moments, and writes the `copies` of values.
+std::vector<TierSweep::Source> Optimizer::sources(const Gradient& gradient_of, bool updates, bool copies) {
+  std::vector<TierSweep::Source> sources{{.flat = &state_.values, .is_written = updates},
+                                         {.flat = &state_.gradients, .on_device = gradient_of, .is_read = updates},
+                                         {.flat = &state_.copies, .is_read = false, .is_written = copies}};
+  const bool is_on_host = state_.optimizer_tier != Tier::device;
+  if (is_on_host && state_.copies.scalar_type() == state_.values.scalar_type()) sources[2].copy_of = 0;
+  for (auto& [name, flat] : moments_) sources.push_back({.flat = &flat, .is_read = updates, .is_written = updates});
+  return sources;
+}
+
+/// Begins to step the buckets of a group, or of all. Always writes the copies.
+void Optimizer::sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale) {
+  std::vector<const Bucket*> buckets = in_forward_order();
+  if (group) std::erase_if(buckets, [&](const Bucket* bucket) { return bucket->group != *group; });
+  const bool is_on_device = state_.optimizer_tier == Tier::device;
+  count_path(is_on_device ? "optimizer on the device, with what is away" : "optimizer on the host");
+  sweep_->start(buckets, sources(gradient_of, /*updates=*/true, /*copies=*/true),
+                [this, lr, gradient_scale, number = num_steps_](const TierSweep::Part& swept) {
+                  update_swept(swept, number, lr, gradient_scale);
+                });
+}
+
+/// The next step sees the update before this one: first the copies get it, in forward order; then the host updates in
+/// the order in which the next backward needs the memory of the gradients.
+void Optimizer::start_delayed_step(double lr, double gradient_scale) {
+  const at::NoGradGuard no_grad;
+  if (!state_.has_copied(/*is_trained=*/true)) {
+    count_path("copies of values written before a delayed update");
+    sweep_->start(in_forward_order(), sources({}, /*updates=*/false, /*copies=*/true), [](const TierSweep::Part& part) {
+      // TierSweep writes copies of the dtype of the values.
+      if (part.tensors[2].defined()) part.tensors[2].copy_(part.tensors[0]);
+    });
+    state_.copied_versions.trained = state_.version();
+  }
+  count_path("optimizer on the host, delayed");
+  const bool keeps_frozen = state_.has_copied(/*is_trained=*/false);
+  sweep_->start(TierSweep::trained_buckets(state_.layout), sources({}, /*updates=*/true, /*copies=*/false),
+                [this, lr, gradient_scale, number = num_steps_](const TierSweep::Part& swept) {
+                  update_swept(swept, number, lr, gradient_scale);
+                });
+  state_.bump_version();
+  state_.copied_versions.lagging = state_.version();
+  if (keeps_frozen) state_.copied_versions.frozen = state_.version();
 }
 
 void Optimizer::update_swept(const TierSweep::Part& swept, int64_t number, double lr, double gradient_scale) const {

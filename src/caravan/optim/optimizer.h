@@ -27,7 +27,8 @@ class Optimizer : public StateOwner {
   void step(double lr, double gradient_scale = 1);
   /// Starts such a step. Where the host steps the optimizer, it does so on another thread, in forward order, while the
   /// caller goes on. Units that an engine runs and readers of FlatMemory wait for what they need (FlatMemory::set_use);
-  /// read tensors of the module itself after finish() only.
+  /// read tensors of the module itself after finish() only. A delayed step (Strategy::delay_after) leaves the copies
+  /// that layers compute with as they were before it.
   void start_step(double lr, double gradient_scale = 1);
   /// Waits for a started step; throws its error.
   void finish();
@@ -71,6 +72,9 @@ class Optimizer : public StateOwner {
   /// Whether some of what a step needs rests outside of the device.
   bool is_away() const;
   bool step_range(const FlatLayout::Range& range, int64_t number, double lr, double gradient_scale);
+  void start_delayed_step(double lr, double gradient_scale);
+  std::vector<const Bucket*> in_forward_order() const;
+  std::vector<TierSweep::Source> sources(const Gradient& gradient_of, bool updates, bool copies);
   void sweep(std::optional<int> group, const Gradient& gradient_of, double lr, double gradient_scale);
   void update_swept(const TierSweep::Part& swept, int64_t number, double lr, double gradient_scale) const;
   template <class Write>

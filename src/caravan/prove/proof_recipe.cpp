@@ -9,6 +9,7 @@
 #include "caravan/nn/product/product_choice.h"
 #include "caravan/registry/registry.h"
 #include "caravan/schedule/pipeline_schedule.h"
+#include "caravan/techniques/demands.h"
 #include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
@@ -51,11 +52,19 @@ void shrink(Split& split, const ModelConfig& model) {
   if (split.is_used()) split.degree = split.kind.entry().shrink(split.kind, split.degree, model);
 }
 
-/// The device of a proof is large: "auto" moves everything, so that its paths are proved.
+/// Where layers would read what the host writes, updates are not delayed.
+void fit_delay(Recipe& recipe) {
+  const bool is_16_bit = recipe.precision.compute != "fp32";
+  if (misfit_of_offload(recipe.data_parallel, recipe.offload, is_16_bit)) recipe.offload.set("delayed_update", false);
+}
+
+/// The device of a proof is large: "auto" moves everything, so that its paths are proved. Its few steps are delayed.
 void fit_offload(Recipe& recipe) {
   for (const char* kind : kOffloadKinds) {
     if (recipe.offload.text(kind) == "auto") recipe.offload.set(kind, std::string("host"));
   }
+  fit_delay(recipe);
+  recipe.offload.set("delay_after", int64_t{0});
   // Fewer ranks have larger parts.
   if (!recipe.chunks.reads("size") || recipe.chunks.text("size") == "none") return;
   for (const char* key : {"size", "device"}) recipe.chunks.set(key, std::string("auto"));
@@ -261,6 +270,12 @@ Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Reci
   while (!fits(step) && halve_context(step)) continue;
   while (!fits(step) && halve_heads(step)) continue;
   return step;
+}
+
+Recipe in_fp32(Recipe recipe) {
+  recipe.precision.compute = "fp32";
+  fit_delay(recipe);
+  return recipe;
 }
 
 std::vector<Recipe> variants_of_batch(const Recipe& recipe) {

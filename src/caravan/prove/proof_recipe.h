@@ -42,6 +42,9 @@ Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Reci
 /// The same for ranks that have `memory_bytes` together, by rehearsals. With libtorch.
 Recipe own_step_recipe(const Recipe& recipe, int64_t memory_bytes);
 
+/// The recipe in fp32; without delayed updates, if layers would then read what the optimizer writes.
+Recipe in_fp32(Recipe recipe);
+
 /// The recipe, and with train.micro_batch = "auto" also the recipe with the smallest micro-batches: their number
 /// depends on the memory of the ranks, and a run of one micro-batch takes other paths than one of several.
 std::vector<Recipe> variants_of_batch(const Recipe& recipe);

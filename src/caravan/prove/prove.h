@@ -46,6 +46,8 @@ struct ProveCase {
   double lr = 0.5;
   double clip_norm = 0.5;  ///< below the norms of the models of shrunken(), so that every step clips
   uint64_t seed = 1;
+  /// A step does not see the update before it: neither on the ranks, whose strategy says so, nor in the one process.
+  bool delays = false;
   /// False: find only wrong factors, not missing summands, because another case with the same arrangement finds these.
   /// In 16 bits rounding hides one summand of many.
   bool finds_summands = true;

@@ -50,6 +50,7 @@ ProveCase case_of_recipe(const Recipe& recipe) {
                  .compute_dtype = choice.compute_dtype,
                  .lr = 1.0 / layers,  // steps of 0.5 grow the rounding errors of deep models beyond the tolerance
                  .seed = static_cast<uint64_t>(recipe.train.seed)};
+  what.delays = choice.offload.flag("delayed_update");
   if (!choice.waits_for_norm && choice.offload.text("gradients") != "none") {
     what.clip_norm = 0;  // groups may step before the norm is known
     what.lr *= 0.1;      // gradients are that much longer than clipped ones

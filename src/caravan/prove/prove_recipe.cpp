@@ -85,9 +85,7 @@ class RecipeProver {
   bool prove_dropouts() {
     const double own = recipe_.model.dropout;
     if (rounds_to_16_bits(found_.own_steps.front())) {  // which hide a missing summand
-      Recipe exact = recipe_;
-      exact.precision.compute = "fp32";
-      if (!add("in fp32", proof_recipe(exact))) return false;
+      if (!add("in fp32", proof_recipe(in_fp32(recipe_)))) return false;
     }
     if (!add("as the recipe says", proof_recipe(recipe_))) return false;
     if (own == 0) return true;

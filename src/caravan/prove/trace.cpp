@@ -98,6 +98,7 @@ class CaseRun {
     return local_box({rows_, what_.model.context}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
   }
   void fill(uint64_t seed);
+  void write(const std::vector<at::Tensor>& values);
   at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
   std::vector<at::Tensor> joined(const std::vector<at::Tensor>& tensors) const;
   std::vector<at::Tensor> values() const;
@@ -146,6 +147,17 @@ void CaseRun::fill(uint64_t seed) {
     engine_.state().layout.write(engine_.state().values, *parameter, piece);
   }
   engine_.state().bump_version();
+}
+
+/// In one process, which has no tiles.
+void CaseRun::write(const std::vector<at::Tensor>& values) {
+  const at::NoGradGuard no_grad;
+  FlatState& state = engine_.state();
+  const std::vector<Parameter*> parameters = model_.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    state.layout.write(state.values, *parameters[i], values[i].to(state.values.scalar_type()));
+  }
+  state.bump_version();
 }
 
 /// The global tensor of a parameter in a flat buffer, by the law instead of the engine.
@@ -213,6 +225,9 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
     if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
     StepTrace& own = trace.steps.emplace_back();
     own.before = values();
+    // One process: the gradient is that of older values, and updates the newest.
+    const bool lags = what_.delays && paths == nullptr && step > 0 && !starts_anew;
+    if (lags) write(trace.steps[static_cast<size_t>(step) - 1].before);
     const TrainBatch mine_of_batch = piece_of_rank(engine_, batch(step));
     const PathScope counted(paths);
     bool is_finite = true;
@@ -222,6 +237,7 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
         own.loss = result.loss;
         own.grad_norm = result.grad_norm;
         own.gradients = gradients();
+        if (lags) write(own.before);
       });
     } catch (const NumericsError&) {
       if (paths == nullptr) throw;

@@ -105,7 +105,7 @@ void check_split(const Recipe& recipe) {
   const Setting& recompute = recipe.memory.recompute;
   refuse(recipe, recompute.entry().check(recompute, recipe.pipeline.degree));
   refuse(recipe, recipe.offload.entry().check(recipe.offload, 1));
-  refuse(recipe, misfit_of_offload(recipe.data_parallel, recipe.offload));
+  refuse(recipe, misfit_of_offload(recipe.data_parallel, recipe.offload, recipe.precision.compute != "fp32"));
   refuse(recipe, misfit_of_chunks(recipe.chunks, recipe.offload));
   if (!tensor.is_used() && !context.is_used() && !experts.is_used() && !has_stages) return;
   refuse(recipe, tensor.misfit(recipe.model));

@@ -103,6 +103,7 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
                       .counters = progress.counters};
   if (optimizer_) info.optimizer = record_of(*optimizer_, parameters_, world);
   if (optimizer_) optimizer_->agree(world);
+  engine_.catch_up();
   return save_checkpoint(run_, info, checkpoint_pieces(state_, engine_.mesh()), world, keep_);
 }
 

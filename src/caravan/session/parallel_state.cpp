@@ -121,6 +121,10 @@ void ParallelModel::State::check_may_attach() const {
 
 void ParallelModel::State::check_in_memory(const char* op) const {
   const FlatState& flat = engine.state();
+  if (flat.delay_after) {
+    refuse_model(op, "updates are delayed, which no optimizer of torch::optim does",
+                 "use one of this library, as in AdamW optimizer(model.engine().state()), or no delayed_update");
+  }
   if (!flat.values.is_on_disk() && !flat.gradients.is_on_disk()) return;
   refuse_model(op,
                fmt::format("{} rest on disk, which no optimizer of torch::optim can update",

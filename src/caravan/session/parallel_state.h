@@ -48,7 +48,7 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   void check_finite();
 
   void check_may_attach() const;
-  /// What torch::optim updates has memory.
+  /// What torch::optim updates has memory, and no update is delayed.
   void check_in_memory(const char* op) const;
 
   double run_step(const std::function<MicroBatch(int)>& batch_of);

@@ -42,7 +42,10 @@ Setting offload(const OffloadChoice& choice) {
                                                           {"activations", choice.activations}};
   if (!choice.disk_dirs.empty()) values.emplace_back("disk_dirs", choice.disk_dirs);
   if (!choice.device_budget.empty()) values.emplace_back("device_budget", choice.device_budget);
-  if (choice.prefetch != OffloadChoice().prefetch) values.emplace_back("prefetch", choice.prefetch);
+  const OffloadChoice usual;
+  if (choice.prefetch != usual.prefetch) values.emplace_back("prefetch", choice.prefetch);
+  if (choice.delayed_update) values.emplace_back("delayed_update", true);
+  if (choice.delay_after != usual.delay_after) values.emplace_back("delay_after", choice.delay_after);
   return {"offload", "offload_tiers", values};
 }
 

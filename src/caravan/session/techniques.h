@@ -65,6 +65,10 @@ struct OffloadChoice {
   std::vector<std::string> disk_dirs{};  ///< folders on local disks, over which data is striped
   std::string device_budget{};           ///< the most that the device of a rank may hold in a step, such as "1.5G"
   int64_t prefetch = 1;                  ///< units loaded ahead
+  /// The host's update of a step runs beside the next step, which does not see it: with an optimizer of this library,
+  /// whose start_step() does not wait for it. The first `delay_after` updates are not delayed.
+  bool delayed_update = false;
+  int64_t delay_after = 40;
 };
 Setting offload(const OffloadChoice& choice);
 

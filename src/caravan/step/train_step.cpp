@@ -96,8 +96,11 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   }
   if (inspect) inspect(result);
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);
-  if (!result.is_skipped && !steps_early)
+  if (result.is_skipped) {
+    engine_.catch_up();  // no update of this step delays the one before further
+  } else if (!steps_early) {
     optimizer_.start_step(lr, clip_scale(result.grad_norm, options_.clip_norm) / result.loss_scale);
+  }
   return result;
 }
 
@@ -108,7 +111,7 @@ void TrainStep::count_experts(const StageRunner::Source& source) {
     router->take_counted();  // left by a failed pass
   }
   {
-    const EvaluationScope scope(engine_);
+    const EvaluationScope scope(engine_, /*of_step=*/true);
     for (int64_t i = 0; i < options_.num_micro_batches; ++i) runner_.evaluate(source(static_cast<int>(i)));
   }
   for (Router* router : routers_) {

@@ -21,7 +21,16 @@ std::vector<Demand> demands_of(const RunProperties& run) {
   return demands;
 }
 
-std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload) {
+std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload,
+                                        bool computes_in_16_bits) {
+  const std::string& tier = offload.text("optimizer");
+  if (offload.flag("delayed_update") && !computes_in_16_bits && tier != "auto" && offload.text("parameters") == tier) {
+    return Misfit{"offload.delayed_update",
+                  "needs parameters for layers beside those that the optimizer writes, but in fp32 with both on \"" +
+                      tier + "\" they are the same",
+                  "use precision.compute = \"bf16\", offload.parameters = \"none\" or another tier, or "
+                  "offload.delayed_update = false"};
+  }
   if (offload.text("parameters") == "none") return std::nullopt;
   if (data_parallel.reads("reshard_after_forward") && !data_parallel.flag("reshard_after_forward")) {
     return Misfit{data_parallel.full_name("reshard_after_forward"),

@@ -20,8 +20,8 @@ struct RunProperties {
 std::vector<Demand> demands_of(const RunProperties& run);
 
 /// A key of data parallelism that offloaded parameters leave without effect: they are gathered by unit, into memory of
-/// the rank's own.
-std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload);
+/// the rank's own. And delayed updates of what layers read. A tier that is "auto" fits.
+std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload, bool computes_in_16_bits);
 
 /// Chunks hold parameters that rest outside of the device.
 std::optional<Misfit> misfit_of_chunks(const Setting& chunks, const Setting& offload);

@@ -100,7 +100,8 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   });
   if (choice.data_parallel.reads("bucket_bytes")) strategy.bucket_bytes = choice.data_parallel.whole("bucket_bytes");
   if (const auto misfit = choice.offload.entry().check(choice.offload, 1)) refuse(*misfit, mesh);
-  if (const auto misfit = misfit_of_offload(choice.data_parallel, choice.offload)) refuse(*misfit, mesh);
+  const bool is_16_bit = choice.compute_dtype != at::kFloat;
+  if (const auto misfit = misfit_of_offload(choice.data_parallel, choice.offload, is_16_bit)) refuse(*misfit, mesh);
   strategy.steps_early = !choice.waits_for_norm;
   in_words_of(choice.offload, false, [&] { add_around(choice.offload, strategy, model); });
   if (!strategy.is_offloaded()) strategy.steps_early = false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -137,6 +138,7 @@ struct FlatState {
 
   std::shared_ptr<Tiers> tiers{};  ///< see Strategy
   Tier optimizer_tier = Tier::device;
+  std::optional<int64_t> delay_after{};
   /// Zeros for the trained parameters, where the optimizer's state rests.
   FlatMemory zeros_like_trained() const;
 
@@ -162,12 +164,16 @@ struct FlatState {
   struct CopiedVersions {
     int64_t trained = -1;
     int64_t frozen = -1;
+    int64_t lagging =
+        -1;  ///< the version that a delayed update has made: trained copies lack this update, and no other
   };
   CopiedVersions copied_versions{};
   bool has_copied(bool is_trained) const {
     const int64_t copied = is_trained ? copied_versions.trained : copied_versions.frozen;
     return is_versioned && (!values.is_meta() || tiers != nullptr) && copied == version();
   }
+  /// Whether the trained copies lack the last update, which is delayed.
+  bool lags() const { return delay_after && copied_versions.lagging == version(); }
 };
 
 }  // namespace caravan

@@ -58,11 +58,14 @@ const std::vector<FlatMemory::Piece>& FlatMemory::pieces() const {
 }
 
 const FlatMemory::Piece& FlatMemory::piece(int64_t offset, int64_t count) const {
+  const Piece& piece = piece_in_use(offset, count);
+  wait(piece);
+  return piece;
+}
+
+const FlatMemory::Piece& FlatMemory::piece_in_use(int64_t offset, int64_t count) const {
   const Piece* piece = find(offset);
-  if (piece != nullptr && offset + count <= piece->offset + piece->count) {
-    wait(*piece);
-    return *piece;
-  }
+  if (piece != nullptr && offset + count <= piece->offset + piece->count) return *piece;
   throw InternalError(
       {"flat_memory", "narrow", fmt::format("elements {} to {} are not in one piece", offset, offset + count), "", ""});
 }

@@ -37,6 +37,8 @@ class FlatMemory {
   const std::vector<Piece>& pieces() const;
   /// The piece with these elements, after its use. Throws InternalError if they are not in one.
   const Piece& piece(int64_t offset, int64_t count) const;
+  /// The same before the end of its use: for work that runs after it.
+  const Piece& piece_in_use(int64_t offset, int64_t count) const;
   /// Another thread works with the piece at `offset`, if it has memory, until `use` is complete: whoever asks for its
   /// elements here waits, and gets the error of that thread. Views taken before do not wait.
   void set_use(int64_t offset, const Event& use);

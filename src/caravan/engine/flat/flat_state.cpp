@@ -66,6 +66,7 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   apart_axis = strategy.apart_axis;
   tiers = strategy.tiers;
   optimizer_tier = strategy.optimizer_tier;
+  delay_after = strategy.delay_after;
   const at::ScalarType compute_dtype = strategy.compute_dtype == at::kFloat ? dtype : strategy.compute_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {

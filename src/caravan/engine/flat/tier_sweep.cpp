@@ -15,9 +15,9 @@ namespace {
 
 constexpr size_t kSets = 3;
 
-/// Whether a source has memory for elements of `bucket`.
+/// Whether a source is used, and has memory for elements of `bucket`.
 bool has(const TierSweep::Source& source, const Bucket& bucket) {
-  return source.on_device || source.flat->has(bucket.sharded_offset);
+  return source.is_used() && (source.on_device || source.flat->has(bucket.sharded_offset));
 }
 
 Tier tier_of(const TierSweep::Source& source) { return source.on_device ? Tier::device : source.flat->tier(); }
@@ -31,6 +31,13 @@ TierBlock& block_of(const TierSweep::Source& source, const Bucket& bucket) {
 at::Tensor resident(const TierSweep::Source& source, const Bucket& bucket) {
   if (source.on_device) return source.on_device(bucket);
   return source.flat->narrow(bucket.sharded_offset, bucket.sharded_count).variable_data();
+}
+
+/// The same for a sweep on the host, which runs after those that still use it.
+at::Tensor resident_later(const TierSweep::Source& source, const Bucket& bucket) {
+  if (source.on_device) return source.on_device(bucket);
+  const FlatMemory::Piece& piece = source.flat->piece_in_use(bucket.sharded_offset, bucket.sharded_count);
+  return piece.memory.narrow(0, bucket.sharded_offset - piece.offset, bucket.sharded_count).variable_data();
 }
 
 }  // namespace
@@ -86,9 +93,9 @@ void TierSweep::Run::add(const Bucket& bucket) {
   for (const Source& source : sources) {
     Place place{.tier = tier_of(source), .is_there = has(source, bucket)};
     is_here &= place.tier == Tier::host || !place.is_there;
-    if (place.is_there && place.tier != Tier::disk) place.memory = resident(source, bucket);
+    if (place.is_there && place.tier != Tier::disk) place.memory = resident_later(source, bucket);
     if (place.is_there && place.tier != Tier::device) {
-      const TierBlock& block = block_of(source, bucket);
+      const TierBlock& block = *source.flat->piece_in_use(bucket.sharded_offset, bucket.sharded_count).block;
       place.block = block.disk_block();
       place.stored = block.last_store();
     }
@@ -250,7 +257,7 @@ void TierSweep::start(std::span<const Bucket* const> buckets, const std::vector<
     const Event done(own.done.get_future().share());
     started_.push_back(done);
     for (size_t i = 0; i < sources.size(); ++i) {
-      if (!sources[i].on_device) sources[i].flat->set_use(own.bucket->sharded_offset, done);
+      if (!sources[i].on_device && sources[i].is_used()) sources[i].flat->set_use(own.bucket->sharded_offset, done);
       if (sources[i].on_device) given_.push_back(own.places[i].memory);
     }
   }

@@ -31,12 +31,14 @@ class TierSweep {
     std::function<at::Tensor(const Bucket&)> on_device{};  ///< instead of `flat`: a tensor on the device
     bool is_read = true;
     bool is_written = false;
+    /// Neither read nor written: not part of the sweep, which may only have memory ready for another one.
+    bool is_used() const noexcept { return is_read || is_written; }
     /// On the host: it is written with what the work leaves in this other source, of the same dtype, and the work does
     /// not see it. -1: none.
     int copy_of = -1;
   };
   /// Elements `begin`, .. `begin` + `count` of a bucket, counted from Bucket::sharded_offset; a tensor for each source,
-  /// undefined where a source has no memory for the bucket.
+  /// undefined where a source is not used, or has no memory for the bucket.
   struct Part {
     const Bucket& bucket;
     int64_t begin;
@@ -46,7 +48,7 @@ class TierSweep {
   using Work = std::function<void(const Part&)>;
 
   /// Starts to call `work` for all parts of `buckets`, in order, after earlier sweeps. Until a bucket is done, its flat
-  /// buffers are in use (FlatMemory::set_use). All calls have the same kinds of sources.
+  /// buffers are in use (FlatMemory::set_use). All calls have the same kinds of sources, of which each may use some.
   void start(std::span<const Bucket* const> buckets, const std::vector<Source>& sources, Work work);
   /// Waits for what has started; throws its error.
   void finish();

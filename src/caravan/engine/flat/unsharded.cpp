@@ -123,20 +123,27 @@ void UnshardedParameters::tell_change(const Bucket& bucket) {
     state_.layout.slots()[bucket.first_slot + i].parameter->unsharded_changed();
 }
 
-void UnshardedParameters::refresh() {
+void UnshardedParameters::refresh(bool may_lag) {
   // With tiers a rehearsal counts copies, so it makes them when a run does.
   const bool is_new = state_.values.is_meta() && state_.tiers == nullptr;
   const int64_t version = is_new ? version_ + 1 : state_.version();
-  if (version == version_ && state_.is_versioned) return;
+  const bool lags = state_.lags();
+  if (version == version_ && state_.is_versioned && (may_lag || !lags)) return;
   version_ = version;
   const at::NoGradGuard no_grad;
-  const bool has_trained = state_.has_copied(/*is_trained=*/true), has_frozen = state_.has_copied(/*is_trained=*/false);
+  const bool stays_behind = may_lag && lags;
+  const bool has_trained = stays_behind || state_.has_copied(/*is_trained=*/true);
+  const bool has_frozen = state_.has_copied(/*is_trained=*/false);
+  if (lags) count_path(stays_behind ? "parameters without a delayed update" : "parameters with a delayed update");
   for (const Bucket& bucket : state_.layout.buckets()) {
     const bool is_fresh = bucket.is_trained ? has_trained : has_frozen;
     if (!is_fresh && state_.copies.has(bucket.sharded_offset)) copy(bucket);
     if (bucket.is_in_place()) tell_change(bucket);
   }
-  state_.copied_versions = {version, version};
+  state_.copied_versions.frozen = version;
+  if (stays_behind) return;
+  state_.copied_versions.trained = version;
+  state_.copied_versions.lagging = -1;
 }
 
 TransferQueue::Ticket UnshardedParameters::fill(const Bucket& bucket, const at::Tensor& buffer) {

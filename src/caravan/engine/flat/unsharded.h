@@ -33,8 +33,9 @@ class UnshardedParameters {
 
   /// Throws UsageError if an unsharded parameter has other memory than this assigned.
   void check_memory() const;
-  /// Updates ungathered parameters and copies from the sharded values, if these may have changed.
-  void refresh();
+  /// Updates ungathered parameters and copies from the sharded values, if these may have changed. `may_lag`: without
+  /// the last update, if that is delayed.
+  void refresh(bool may_lag = false);
   /// For a group whose parameters rest outside of the device: starts to load what a gather needs, of a chunk into a
   /// slot. No-op if it has begun.
   void fetch(int group);

@@ -78,8 +78,13 @@ at::Tensor GradientSums::kept(const Bucket& bucket) {
     clear_gaps(bucket, own.kept);
     return own.kept;
   }
+  wait_for_update(bucket);
   if (bucket.keeps_gradient) return state_.kept_sums[static_cast<size_t>(bucket.index)];
   return state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
+}
+
+void GradientSums::wait_for_update(const Bucket& bucket) const {
+  if (strategy_.delay_after && !bucket.gradient_is_away) state_.gradients.wait(bucket.sharded_offset);
 }
 
 at::Tensor GradientSums::leaf_sum(const Slot& slot) {
@@ -88,6 +93,7 @@ at::Tensor GradientSums::leaf_sum(const Slot& slot) {
     return sums_of(bucket).narrow(0, slot.unsharded_offset, slot.unsharded_count()).view(slot.unsharded_shape);
   };
   if (!sums_in_place(bucket) || bucket.gradient_is_away) return make();
+  wait_for_update(bucket);
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
   if (!once.defined()) once = make();
   return once;

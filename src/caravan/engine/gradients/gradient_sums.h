@@ -111,6 +111,8 @@ class GradientSums {
   void clear_away(const Bucket& bucket);
   void clear_gaps(const Bucket& bucket, const at::Tensor& sums) const;
   const FlatMemory::Piece* piece_of(const Bucket& bucket) const;
+  /// A delayed update may still read gradients on the device, whose memory the sums of the next step use in place.
+  void wait_for_update(const Bucket& bucket) const;
   /// Rounds the sums of a micro-batch into the kept gradients of the step.
   void fold(const Bucket& bucket);
   /// `is_last`: the last of the step.

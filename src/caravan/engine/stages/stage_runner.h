@@ -20,10 +20,12 @@ struct MicroBatch {
   ForwardContext context{};
 };
 
-/// Calls begin_evaluation() and end_evaluation(), also if a pass between them throws.
+/// Calls Engine::begin_evaluation() and end_evaluation(), also if a pass between them throws.
 class EvaluationScope {
  public:
-  explicit EvaluationScope(Engine& engine) : engine_(engine) { engine_.begin_evaluation(); }
+  explicit EvaluationScope(Engine& engine, bool of_step = false) : engine_(engine) {
+    engine_.begin_evaluation(of_step);
+  }
   ~EvaluationScope() { engine_.end_evaluation(); }
   EvaluationScope(const EvaluationScope&) = delete;
   EvaluationScope& operator=(const EvaluationScope&) = delete;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "caravan/engine/strategy.h"
@@ -18,9 +20,10 @@ namespace caravan {
 ///                each micro-batch, their sums go there and come back
 ///   activations  what a unit saves for its backward is away between the two
 ///
-/// Results are bit-equal to those without. Bytes over the link in a step, for P parameters of a rank's shard of e bytes
-/// (4, 2 in 16 bits) and m micro-batches: gradients down, at most 4 P m; parameters up, 2 e P m; the optimizer on the
-/// host e P up; on disk 12 P read and written too, with AdamW.
+/// Results are bit-equal to those without, unless updates are delayed. Bytes over the link in a step, for P parameters
+/// of a rank's shard of e bytes (4, 2 in 16 bits) and m micro-batches: gradients down, at most 4 P m; parameters up,
+/// 2 e P m; the optimizer on the host e P up; on disk 12 P read and written too, with AdamW, and 4 P more read if
+/// updates are delayed.
 struct OffloadOptions {
   Tier optimizer = Tier::device;
   Tier parameters = Tier::device;
@@ -31,10 +34,14 @@ struct OffloadOptions {
   /// Nothing in a step waits for the gradient of the whole model: no clipping, no loss scale. Groups then step as soon
   /// as their gradients are complete, if these are away.
   bool steps_early = false;
+  /// Updates after this many of a run are delayed by one step: each runs on the host beside the whole next step, which
+  /// computes with the parameters without it (ZeRO-Offload, section 5.2). Groups then do not step early. Before a
+  /// checkpoint call Engine::catch_up(). None: no update is delayed.
+  std::optional<int64_t> delay_after{};
 };
 
-/// Adds it to a strategy, after data parallelism. Throws UsageError for disks without folders, and for weights that are
-/// stashed.
+/// Adds it to a strategy, after data parallelism. Throws UsageError for disks without folders, for weights that are
+/// stashed, and for updates that cannot be delayed: the device steps the optimizer, or layers read what it writes.
 void add_offload(Strategy& strategy, const OffloadOptions& options);
 
 }  // namespace caravan

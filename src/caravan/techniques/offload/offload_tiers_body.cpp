@@ -18,6 +18,7 @@ void offload_tiers_body(Strategy& strategy, Module&, const Setting& setting) {
                          .activations = tier_of(setting, "activations"),
                          .prefetch = static_cast<int>(setting.whole("prefetch")),
                          .steps_early = strategy.steps_early};
+  if (setting.flag("delayed_update")) options.delay_after = setting.whole("delay_after");
   for (const std::string& folder : setting.texts("disk_dirs")) options.disk_dirs.emplace_back(folder);
   add_offload(strategy, options);
 }

@@ -34,6 +34,22 @@ std::string idle_without_disk(const Setting& setting) {
   return uses(setting, "disk") || uses(setting, "auto") ? "" : "is used with \"disk\" or \"auto\" only";
 }
 
+std::string idle_without_delay(const Setting& setting) {
+  return setting.flag("delayed_update") ? "" : "is used with delayed_update only";
+}
+
+std::optional<Misfit> misfit_of_tiers(const Setting& setting) {
+  if (uses(setting, "disk") && setting.texts("disk_dirs").empty()) {
+    return Misfit{"offload.disk_dirs", "names no folder for what is offloaded to disk",
+                  "set it to folders on local disks"};
+  }
+  if (setting.flag("delayed_update") && setting.text("optimizer") == "none") {
+    return Misfit{"offload.delayed_update", "needs an optimizer that the host steps, but it rests on the device",
+                  "use offload.optimizer = \"host\" or \"disk\", or offload.delayed_update = false"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Entry offload_tiers_entry() {
@@ -55,20 +71,29 @@ Entry offload_tiers_entry() {
                          list_of_texts()},
                         idle_without_disk),
                    with({{"prefetch", OnResume::free}, "units loaded ahead", int64_t{1}, whole_number({0, 16})},
-                        idle_without_offload)},
+                        idle_without_offload),
+                   {{"delayed_update", OnResume::listed},
+                    "the host's update for a step runs beside the next step, which does not see it yet",
+                    false,
+                    true_or_false()},
+                   with({{"delay_after", OnResume::listed},
+                         "updates of a run that are not delayed, while gradients change fast",
+                         int64_t{40},
+                         whole_number({0})},
+                        idle_without_delay)},
           .traits =
               [](const Setting& setting) {
                 Traits traits = usual_traits_of(setting);
                 if (is_used(setting)) {
                   traits.needs[Trait::offloads] = "its state cannot rest outside of the device (section offload)";
                 }
+                if (setting.flag("delayed_update")) {
+                  traits.needs[Trait::whole_gradient] =
+                      "it delays the update for the gradient of a whole step (offload.delayed_update)";
+                }
                 return traits;
               },
-          .check = [](const Setting& setting, int64_t) -> std::optional<Misfit> {
-            if (!uses(setting, "disk") || !setting.texts("disk_dirs").empty()) return std::nullopt;
-            return Misfit{"offload.disk_dirs", "names no folder for what is offloaded to disk",
-                          "set it to folders on local disks"};
-          }};
+          .check = [](const Setting& setting, int64_t) { return misfit_of_tiers(setting); }};
 }
 
 }  // namespace caravan

@@ -52,6 +52,7 @@ void RunSaves::mark_best(int64_t step) {
 void RunSaves::save(bool is_best) {
   const AddedMs time(save_ms_);
   finish();
+  state_.engine().catch_up();
   require_finite_state();
   saved_step_ = state_.step;
   if (background_) {

@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
+#include "caravan/techniques/demands.h"
 #include "caravan/techniques/offload/kinds.h"
 #include "caravan/train/model/rehearse.h"
 
@@ -16,6 +17,12 @@ namespace caravan {
 namespace {
 
 bool is_auto(const Recipe& recipe, const char* kind) { return recipe.offload.text(kind) == "auto"; }
+
+/// Delayed updates ask for some tiers.
+bool allows_tiers(const Recipe& recipe) {
+  return !recipe.offload.entry().check(recipe.offload, 1) &&
+         !misfit_of_offload(recipe.data_parallel, recipe.offload, recipe.precision.compute != "fp32");
+}
 
 Recipe with_tiers(Recipe recipe, size_t num_kinds, const char* tier) {
   size_t left = num_kinds;
@@ -107,7 +114,7 @@ std::optional<Recipe> least_offload(const Recipe& recipe, const std::function<bo
   for (size_t i = 1; i <= kinds && !recipe.offload.texts("disk_dirs").empty(); ++i) choices.emplace_back(i, "disk");
   for (const auto& [count, tier] : choices) {
     Recipe chosen = with_tiers(recipe, count, tier);
-    if (fits(chosen)) return chosen;
+    if (allows_tiers(chosen) && fits(chosen)) return chosen;
   }
   return std::nullopt;
 }
@@ -179,6 +186,11 @@ std::string offload_text(const Recipe& recipe, const RankPeak& own) {
       fmt::format("; a step moves {} to the host and {} back", bytes(own.moved.to_host), bytes(own.moved.from_host));
   if (own.disk_bytes > 0) {
     text += fmt::format(", writes {} to disk and reads {}", bytes(own.moved.to_disk), bytes(own.moved.from_disk));
+  }
+  if (recipe.offload.flag("delayed_update")) {
+    const int64_t after = recipe.offload.whole("delay_after");
+    text += "; updates are delayed by one step";
+    if (after > 0) text += fmt::format(" after the first {}", after);
   }
   return text;
 }

@@ -26,6 +26,14 @@ constexpr int kAllRanks = 8;          ///< up to this number, all are rehearsed
 
 at::Tensor bytes(int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).device(at::kMeta)); }
 
+/// Most steps of a run with delayed updates delay them.
+Recipe with_delay(Recipe recipe) {
+  if (recipe.offload.flag("delayed_update") && recipe.train.steps > recipe.offload.whole("delay_after")) {
+    recipe.offload.set("delay_after", int64_t{0});
+  }
+  return recipe;
+}
+
 /// What lives as long as the steps.
 struct Rehearsed {
   Recipe recipe;
@@ -40,7 +48,7 @@ struct Rehearsed {
       : recipe(std::move(of)),
         plan(plan_batch(recipe, on.size())),
         mesh(std::move(on)),
-        trained(recipe, config, mesh, {}, at::kMeta) {}
+        trained(with_delay(recipe), config, mesh, {}, at::kMeta) {}
 
   std::unique_ptr<Stepper> stepper_of(int64_t num_micro_batches);
   int64_t most_in_flight() const;
