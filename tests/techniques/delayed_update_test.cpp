@@ -15,11 +15,13 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/cost/rehearsal.h"
 #include "caravan/prove/prove_recipe.h"
 #include "caravan/session/parallelize.h"
 #include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/model/rehearse.h"
 #include "caravan/train/run_setup.h"
 #include "tests/mesh/refusal.h"
 #include "tests/needs.h"
@@ -50,6 +52,7 @@ struct Outcome {
   Tensors tensors{};  ///< parameters and moments
   int64_t num_skipped = 0;
   double validation = 0;
+  MemoryCounter::Moved moved{};
   PathCounts paths{};
 };
 
@@ -166,6 +169,7 @@ Outcome DelayedUpdate::steps_of(const Recipe& recipe, const Events& events,
                        if (events.raises_scale.contains(step + 1)) state.loss_scale()->set_state({.value = 1 << 24});
                      }
                      outcome.tensors = tensors_of(state);
+                     outcome.moved = MemoryCounter::current().moved();
                      const ValidationWindows validation = data.validation_windows(recipe.model.context);
                      outcome.validation = evaluate(state.engine(), validation, {.rows = 4, .max_windows = 8})->loss;
                    },
@@ -296,7 +300,9 @@ TEST_F(DelayedUpdate, TiersAgreeOnEveryArrangement) {
                              {2, {"data_parallel.technique=zero3", "train.micro_batch=6"}},
                              {3, {"data_parallel.technique=zero3", "optimizer.clip_norm=0"}},
                              {2, {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"}},
-                             {2, {"mesh.tp=2"}}};
+                             {2, {"mesh.tp=2"}},
+                             {2, {"data_parallel.technique=ddp", "data_parallel.hook=powersgd"}},
+                             {3, {"data_parallel.technique=param_server", "data_parallel.servers=2"}}};
   int count = 0;
   for (const One& one : all) {
     SCOPED_TRACE(::testing::PrintToString(one.keys));
@@ -381,8 +387,28 @@ TEST_F(DelayedUpdate, AutoChoosesTiersThatAllowIt) {
   EXPECT_THAT(error, HasSubstr("in fp32 with both on \"host\""));
 }
 
-/// The device holds no more than without the delay, and a rehearsal knows the disk's traffic.
-TEST_F(DelayedUpdate, RehearsalsKnowIt) {
+/// A step of a run moves what a rehearsal says, to the byte.
+TEST_F(DelayedUpdate, RehearsalsKnowWhatMoves) {
+  const Keys keys{"data_parallel.technique=zero2", "train.micro_batch=12"};
+  const std::vector<Keys> offloads{kOptimizer, kBoth, on_disk({"optimizer"}), on_disk({"optimizer", "gradients"})};
+  for (const Keys& offload : offloads) {
+    SCOPED_TRACE(::testing::PrintToString(offload));
+    const Recipe recipe = recipe_of("rehearsed", together({keys, offload, delayed(3)}));
+    const int64_t vocabulary = open_dataset(recipe.data, runs_.folders()).tokenizer.vocab_size();
+    const Rehearsal::Moved want = rehearse(recipe, vocabulary, 1, 0).moved;
+    const auto after = [&](int64_t steps) {
+      return run(together({keys, offload, delayed(3), {"train.steps=" + std::to_string(steps)}})).moved;
+    };
+    const MemoryCounter::Moved eight = after(8), seven = after(7);
+    EXPECT_EQ(static_cast<double>(eight.to_host - seven.to_host), want.to_host);
+    EXPECT_EQ(static_cast<double>(eight.from_host - seven.from_host), want.from_host);
+    EXPECT_EQ(static_cast<double>(eight.to_disk - seven.to_disk), want.to_disk);
+    EXPECT_EQ(static_cast<double>(eight.from_disk - seven.from_disk), want.from_disk);
+  }
+}
+
+/// The device holds no more than without the delay.
+TEST_F(DelayedUpdate, RehearsalsKnowWhatIsHeld) {
   const auto last_line = [&](const std::string& name) {
     std::istringstream text(read_file(runs_ / name / "train.log"));
     nlohmann::json found;

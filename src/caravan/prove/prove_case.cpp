@@ -30,6 +30,7 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
     name += " in " + std::to_string(choice.tiling.whole("tiles")) + " tiles";
   }
   if (!choice.recompute.is_none()) name += " with recompute " + choice.recompute.name();
+  if (choice.offload.flag("delayed_update")) name += " with delayed updates";
   return choice.pipeline.is_used() ? choice.pipeline.name() + " with " + name : name;
 }
 

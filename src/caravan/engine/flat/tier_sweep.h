@@ -31,7 +31,7 @@ class TierSweep {
     std::function<at::Tensor(const Bucket&)> on_device{};  ///< instead of `flat`: a tensor on the device
     bool is_read = true;
     bool is_written = false;
-    /// Neither read nor written: not part of the sweep, which may only have memory ready for another one.
+    /// If not, it is not part of the sweep, which has its memory ready for another one.
     bool is_used() const noexcept { return is_read || is_written; }
     /// On the host: it is written with what the work leaves in this other source, of the same dtype, and the work does
     /// not see it. -1: none.
