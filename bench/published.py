@@ -3,9 +3,10 @@
 
   published.py FILE.csv [--caravan build/release/bin/caravan]
 
-Runs `caravan plan --published FILE.csv`. Prints its predictions (target_id, step_s, mem_gb, fits), then, where the file has answers in the
-columns step_s and mem_gb, the errors by source: median and ninth decile of the step time, beside those of the constant fraction of the
-peak that fits the source best; of memory; and how well the predictions choose a layout.
+Runs `caravan plan --published FILE.csv`. Prints its predictions (target_id, step_s, mem_gb, fits), then, where the file
+has answers in the columns step_s and mem_gb, the errors by source: median and ninth decile of the step time, beside
+those of the constant fraction of the peak that fits the source best; of memory; and how well the predictions choose a
+layout.
 """
 import argparse
 import pathlib

@@ -144,7 +144,8 @@ TEST_F(HardwareFile, IsReadAsItWasWritten) {
   unequal.devices[0].memory_bytes = (int64_t{96} << 30) + 1;
   unequal.devices[0].reserved_bytes = 0;
   unequal.devices[0].launch_seconds = 1.0 / 3e6;
-  unequal.devices[0].host_bytes_per_second = 0;
+  unequal.devices[0].products[0].kernel_bytes_per_second = 13e9;
+  unequal.devices[0].products[0].kernel_seconds = 15e-6;
   unequal.devices[0].memory_bytes_per_second = 0.1 + 0.2;
   unequal.levels[0].bytes_per_second = 1e300;
   unequal.levels[0].latency_seconds = 5e-324;

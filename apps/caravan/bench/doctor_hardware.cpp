@@ -47,6 +47,15 @@ void print_products(const MeasuredProducts& measured, int64_t units, double laun
     fmt::print("  {:>5} x {:>5} x {:>5}{:>12.1f} GFLOP/s{:>12.1f} by the formula\n", one.m, one.n, one.k,
                one.flops() / one.seconds / 1e9, one.flops() / formula / 1e9);
   }
+  const StepFit& fit = measured.step_fit;
+  const std::string bytes = fit.kernel_bytes_per_second > 0
+                                ? fmt::format(" and its bytes at {:.2f} GB/s", fit.kernel_bytes_per_second / 1e9)
+                                : "";
+  fmt::print("{} layers: a kernel takes {:.1f} us{} beside products; typical error {:.0f} %, worst {:.0f} %\n",
+             rate.dtype, 1e6 * fit.kernel_seconds, bytes, 100 * fit.typical_error, 100 * fit.worst_error);
+  for (const TimedStep& step : measured.steps) {
+    fmt::print("  {:<42}{:>10.2f} ms, {} kernels\n", step.what, 1e3 * step.seconds, step.kernels.size());
+  }
 }
 
 void print_hardware(const MeasuredHardware& measured, int threads) {

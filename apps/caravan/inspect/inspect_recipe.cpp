@@ -22,6 +22,7 @@
 #include "caravan/memory/bandwidths.h"
 #include "caravan/nn/experts/expert_rows.h"
 #include "caravan/plan/neighbours.h"
+#include "caravan/plan/predict.h"
 #include "caravan/train/model/micro_batch.h"
 #include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
@@ -87,14 +88,6 @@ Recipe with_offload(const Inspected& of) {
     const auto rehearse_some = [&] { return rehearsals_of(of, with_least_micro_batch(recipe)); };
     return fullest_of(rehearse_some).peak.total() <= device_budget(recipe);
   });
-}
-
-/// The number of neighbouring ranks that share memory.
-int ranks_per_host(const Recipe& recipe, int num_ranks, int per_host) {
-  const std::string& backend = recipe.comm.backend;
-  const bool has_shared =
-      backend == "auto" || backend == "thread" || backend == "hierarchical" || backend.starts_with("shm");
-  return has_shared ? planned_ranks_per_host(num_ranks, per_host) : 0;
 }
 
 void print_verdict(const MemoryPlan& memory, double sent) {
@@ -325,7 +318,7 @@ int inspect_recipe(const InspectArguments& arguments) {
                .memory_bytes = std::llround(arguments.memory_gib * (1 << 30))};
   of.vocabulary = vocabulary_of(of.recipe);
   of.recipe.model.vocabulary = of.vocabulary.size;
-  of.ranks_per_host = ranks_per_host(of.recipe, of.num_ranks, arguments.per_host);
+  of.ranks_per_host = ranks_sharing_memory(of.recipe, planned_ranks_per_host(of.num_ranks, arguments.per_host));
   of.recipe = with_offload(of);
   std::map<int64_t, std::vector<Rehearsal>> rehearsed;
   MemoryPlan memory = memory_of(of, rehearsed);

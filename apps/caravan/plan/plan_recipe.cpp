@@ -58,7 +58,12 @@ std::string cost_text(const Prediction& one) {
 std::string fit_text(const Prediction& one) {
   const std::string memory = format_bytes(one.memory.total());
   if (one.room_bytes <= 0) return memory;
-  return fmt::format("{} of {}{}", memory, format_bytes(one.room_bytes), one.fits() ? "" : ": does not fit");
+  const bool is_host = one.host_room_bytes > 0 && one.host_bytes > one.host_room_bytes;
+  const std::string host = fmt::format(": the host needs {}", format_bytes(one.host_bytes));
+  return fmt::format("{} of {}{}", memory, format_bytes(one.room_bytes),
+                     one.fits() ? ""
+                     : is_host  ? host
+                                : ": does not fit");
 }
 
 void print_rows(const SearchResult& result) {
@@ -69,6 +74,14 @@ void print_rows(const SearchResult& result) {
     fmt::print("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<24}{}\n{:>61}{}\n", i + 1, seconds_text(one.seconds),
                one.tokens_per_second, 100 * one.utilisation, fit_text(one), layout.text, "", cost_text(one));
   }
+}
+
+void print_price(const Hardware& hardware, const Prediction& best, int num_ranks) {
+  double of_hour = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) of_hour += hardware.device_of(rank).price_per_hour;
+  if (of_hour <= 0) return;
+  const double of_tokens = of_hour / 3600 / best.tokens_per_second * 1e9;
+  print("price", fmt::format("{:.2f} an hour, {:.2f} for 1 G tokens with the best layout", of_hour, of_tokens));
 }
 
 void write_text(const std::string& file, const std::string& text) {
@@ -113,15 +126,17 @@ int plan_recipe(const PlanArguments& arguments) {
     const Prediction& own = result.own->prediction;
     print("recipe", fmt::format("{}: {} a step, {}", result.own->text, seconds_text(own.seconds), fit_text(own)));
   } else {
-    print("recipe", fmt::format("is not legal on {} ranks as it is: caravan inspect says why", num_ranks));
+    print("recipe", fmt::format("cannot run on {} ranks as it is: {}", num_ranks,
+                                result.own_error.substr(0, result.own_error.find('\n'))));
   }
   print("layouts", fmt::format("{} estimated{}", result.estimated.size(),
                                result.is_complete ? "" : ", not all for lack of time: --seconds"));
   print_rows(result);
   fmt::print("\n");
   for (const std::string& sentence : advice_of(result, num_ranks)) fmt::print("- {}\n", sentence);
-  if (result.best.empty()) return 1;
+  if (result.best.empty()) return 5;
   const PlannedLayout& best = result.best.front();
+  print_price(hardware, best.prediction, num_ranks);
   if (!arguments.write.empty()) {
     write_text(arguments.write, to_toml(best.recipe));
     print("recipe", "written to " + arguments.write);

@@ -5,7 +5,7 @@
 
 namespace caravan::fitted {
 
-// Every number of the model of a step's time and memory that is fitted, counted or recalled; data of devices and links
+// Numbers of the model of a step's time and memory that are fitted, counted or recalled; data of devices and links
 // is in hardware_presets.cpp. None depends on a degree of parallelism, a micro-batch or the shape of a model.
 //
 // Sources, in brackets: [published] a paper or data sheet; [counted] follows from the operations; [recalled] common
@@ -46,7 +46,7 @@ inline constexpr double kSkewSeconds = 8e-6;
 /// Calls of this many ranks or more are summed by the switch [recalled: NVLS of NCCL].
 inline constexpr int kSwitchRanks = 4;
 inline constexpr double kMessageSeconds = 15e-6;  ///< of a send and its recv [recalled]
-inline constexpr double kHostCopies = 80e9;  ///< bytes that a host copies a second, where unknown [recalled]
+inline constexpr double kHostCopies = 80e9;       ///< bytes that a host copies a second, where unknown [recalled]
 
 // Frameworks
 

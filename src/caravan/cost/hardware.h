@@ -18,8 +18,10 @@ struct ProductRate {
   double flops = 0;       ///< FLOP/s that large products reach
   int64_t tile_m = 128;
   int64_t tile_n = 128;
-  int64_t ramp_k = 64;   ///< depth that a tile costs beside k: its begin and end
-  double sustained = 1;  ///< of `flops`, that a long run keeps under its limit of power
+  int64_t ramp_k = 64;                 ///< depth that a tile costs beside k: its begin and end
+  double sustained = 1;                ///< of `flops`, that a long run keeps under its limit of power
+  double kernel_bytes_per_second = 0;  ///< that other kernels of this dtype reach; 0: that of the device's memory
+  double kernel_seconds = 0;           ///< that any kernel in this dtype takes besides; 0: the device's launch
 
   bool operator==(const ProductRate&) const = default;
 };

@@ -109,18 +109,36 @@ const ProductRate& HardwareCosts::rate_of(const HardwareDevice& device, std::str
   return device.products.front();
 }
 
+namespace {
+
+/// What any kernel takes besides its work.
+double launch_of(const HardwareDevice& device, std::string_view dtype) {
+  const ProductRate* rate = device.product(dtype);
+  return rate != nullptr && rate->kernel_seconds > 0 ? rate->kernel_seconds : device.launch_seconds;
+}
+
+double bytes_per_second_of(const HardwareDevice& device, std::string_view dtype) {
+  const ProductRate* rate = device.product(dtype);
+  return rate != nullptr && rate->kernel_bytes_per_second > 0 ? rate->kernel_bytes_per_second
+                                                              : device.memory_bytes_per_second;
+}
+
+}  // namespace
+
 double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& device) const {
+  const double launch = launch_of(device, work.dtype);
   const double moves = product_bytes(work) / device.memory_bytes_per_second;
   if (work.kind == KernelWork::Kind::memory) {
-    return static_cast<double>(work.bytes) / device.memory_bytes_per_second + device.launch_seconds;
+    return static_cast<double>(work.bytes) / bytes_per_second_of(device, work.dtype) + launch;
   }
+  if (work.flops() <= 0) return launch;
   // Fused attention in fp8 keeps its scores in 16 bit.
   const bool is_attention = work.kind == KernelWork::Kind::attention;
   const ProductRate& rate = rate_of(device, is_attention && work.dtype == "fp8" ? "bf16" : work.dtype);
   if (!is_attention) {
     const double computes =
         device.is_processor ? processor_product(work, device, rate) : accelerator_product(work, device, rate);
-    return std::max(computes, moves) + device.launch_seconds;
+    return std::max(computes, moves) + launch;
   }
   const bool is_forward = work.products <= 2;
   double share = is_forward ? attention_.forward : attention_.backward;
@@ -128,10 +146,11 @@ double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& devi
     const double of_forward = fitted::kFlash2.backward / fitted::kFlash2.forward;
     share = device.attention_fraction * (is_forward || device.is_processor ? 1 : of_forward);
   }
-  if (device.is_processor) return work.flops() / (rate.flops * share) + device.launch_seconds;
+  const double least = static_cast<double>(work.bytes) / device.memory_bytes_per_second;
+  if (device.is_processor) return std::max(work.flops() / (rate.flops * share), least) + launch;
   const auto keys = static_cast<double>(work.n);
   share *= keys / (keys + fitted::kAttentionRamp);
-  return work.flops() / (rate.flops * rate.sustained * share) + fitted::kAttentionKernels * device.launch_seconds;
+  return std::max(work.flops() / (rate.flops * rate.sustained * share), least) + fitted::kAttentionKernels * launch;
 }
 
 double HardwareCosts::seconds(const KernelWork& work, int rank) const {
@@ -167,7 +186,7 @@ RankGroup HardwareCosts::group_of(int64_t size, int64_t stride) const {
 double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const RankGroup& group) const {
   if (group.size <= 1 || (sent_bytes <= 0 && verb != Verb::barrier)) return 0;
   const double whole = sent_bytes / std::max(ring_bytes(verb, 1, group.size), 1e-30);
-  // All-gathers and reduce-scatters are half of an all-reduce, with the same overhead.
+  // All-gathers and reduce-scatters are half of an all-reduce, with two thirds of its overhead.
   const double latencies = verb == Verb::all_reduce ? 1 : 2.0 / 3;
   double seconds = 0;
   int64_t inside = 1;  // ranks in one domain of the level before
@@ -186,7 +205,9 @@ double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const Ran
     const bool is_summed_by_switch = verb == Verb::all_reduce && here == group.size && here >= fitted::kSwitchRanks;
     if (is_summed_by_switch) rate *= level.reduce_speedup;
     double bytes = sent_bytes;
-    if (verb == Verb::all_to_all && inside > 1) bytes *= neighbours * (domains - 1) / domains;
+    if (verb == Verb::all_to_all) {  // each rank has something for each other
+      bytes *= neighbours * static_cast<double>(here - inside) / static_cast<double>(group.size - 1);
+    }
     const double ramp = level.ramp_bytes > 0 ? 1 + 0.5 * level.ramp_bytes / (whole + level.ramp_bytes) : 1;
     seconds = std::max(
         seconds, bytes / rate * ramp + latencies * (level.call_seconds + 2 * level.latency_seconds * (domains - 1)));
@@ -204,8 +225,10 @@ double HardwareCosts::message_seconds(double bytes, const RankGroup& two) const 
   for (size_t i = 0; i < hardware_.levels.size(); ++i) {
     const LinkLevel& level = hardware_.levels[i];
     if (!two.is_in_one_domain(i)) continue;
-    const double begins = hardware_.devices.front().is_processor ? 0 : fitted::kMessageSeconds;
-    return bytes / (level.bytes_per_second * level.fraction) + std::max(begins, level.latency_seconds);
+    const bool is_measured = hardware_.devices.front().is_processor;  // by messages
+    const double begins = is_measured ? 0 : fitted::kMessageSeconds;
+    const double share = is_measured ? 1 : level.fraction;
+    return bytes / (level.bytes_per_second * share) + std::max(begins, level.latency_seconds);
   }
   return 0;
 }

@@ -23,7 +23,7 @@ const std::vector<std::string> kTopKeys{"name", "source", "device", "host", "lev
 const std::vector<std::string> kDeviceKeys{"like",      "name",      "units",          "products",
                                            "attention", "memory",    "reserved",       "memory_rate",
                                            "launch",    "host_rate", "price_per_hour", "is_processor"};
-const std::vector<std::string> kProductKeys{"peak", "reached", "tile", "ramp_k", "sustained"};
+const std::vector<std::string> kProductKeys{"peak", "reached", "tile", "ramp_k", "sustained", "kernel_rate", "kernel"};
 const std::vector<std::string> kHostKeys{"count",     "device",    "devices",   "memory",
                                          "copy_rate", "disk_read", "disk_write"};
 const std::vector<std::string> kLevelKeys{"name",           "devices",          "rate", "latency", "fraction",
@@ -74,6 +74,9 @@ ProductRate read_product(const HardwareTable& table, const ProductRate& base) {
   }
   rate.ramp_k = static_cast<int64_t>(table.number("ramp_k", static_cast<double>(base.ramp_k), 0, 1e6));
   rate.sustained = table.number("sustained", base.sustained, 1e-3, 1);
+  rate.kernel_bytes_per_second =
+      table.quantity("kernel_rate", Quantity::bytes_per_second, base.kernel_bytes_per_second, Zero::allowed);
+  rate.kernel_seconds = table.quantity("kernel", Quantity::seconds, base.kernel_seconds, Zero::allowed);
   return rate;
 }
 
@@ -124,8 +127,7 @@ HardwareDevice read_device(const std::string& key, const HardwareTable& table) {
   device.memory_bytes_per_second = table.quantity("memory_rate", Quantity::bytes_per_second,
                                                   like ? std::optional(device.memory_bytes_per_second) : std::nullopt);
   device.launch_seconds = table.quantity("launch", Quantity::seconds, device.launch_seconds, Zero::allowed);
-  device.host_bytes_per_second =
-      table.quantity("host_rate", Quantity::bytes_per_second, device.host_bytes_per_second, Zero::allowed);
+  device.host_bytes_per_second = table.quantity("host_rate", Quantity::bytes_per_second, device.host_bytes_per_second);
   device.price_per_hour = table.number("price_per_hour", device.price_per_hour, 0, HUGE_VAL);
   device.is_processor = table.flag("is_processor", device.is_processor);
   return device;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/linspace.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -15,7 +16,11 @@
 #include "caravan/comm/measure/memory_rate.h"
 #include "caravan/comm/measure/rates.h"
 #include "caravan/comm/measure/sampling.h"
+#include "caravan/comm/record.h"
 #include "caravan/cost/process_memory.h"
+#include "caravan/cost/torch_kernels.h"
+#include "caravan/engine/engine.h"
+#include "caravan/models/model.h"
 #include "caravan/nn/attention/fused_attention.h"
 #include "caravan/nn/product/product.h"
 
@@ -23,6 +28,7 @@ namespace caravan {
 namespace {
 
 constexpr double kBlock_s = 0.015;
+constexpr double kStepBlock_s = 0.05;
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // more than the caches of a core hold
 constexpr int64_t kMessageBytes = int64_t{4} << 20;
 
@@ -73,6 +79,57 @@ double attention_flops(Communicator& world) {
   const double seconds =
       seconds_of(world, [&] { fused_attention(q, k, v, std::nullopt, true).backward(dy, /*retain_graph=*/false); });
   return 7.0 * kHeads * kPositions * kPositions * kWidth / seconds;  // 2 + 5 products of 2 FLOPs, half of them masked
+}
+
+class KernelList final : public KernelLog {
+ public:
+  void add(KernelWork work) override { kernels.push_back(std::move(work)); }
+  std::vector<KernelWork> kernels;
+};
+
+/// Layers whose kernels are timed together.
+struct StepShape {
+  ModelKind kind;
+  int64_t width, batch, context;
+};
+constexpr StepShape kStepShapes[] = {{ModelKind::gpt2, 128, 2, 128},
+                                     {ModelKind::gpt2, 192, 12, 128},
+                                     {ModelKind::gpt2, 512, 2, 256},
+                                     {ModelKind::llama, 192, 4, 128},
+                                     {ModelKind::llama, 384, 4, 256}};
+
+/// Forward and backward of two layers, their embedding and head.
+TimedStep time_step(Communicator& world, const StepShape& shape, at::ScalarType type) {
+  constexpr int64_t kLayers = 2, kHeadWidth = 32, kVocabulary = 512;
+  ModelConfig config;
+  config.kind = shape.kind;
+  config.layers = kLayers;
+  config.width = shape.width;
+  config.heads = shape.width / kHeadWidth;
+  config.context = shape.context;
+  config.vocabulary = kVocabulary;
+  const std::unique_ptr<Model> model = make_model(config);
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  Strategy strategy = whole_model(*model, alone);
+  strategy.compute_dtype = type;
+  Engine engine(*model, alone, std::move(strategy), Engine::Options{});
+  const at::Tensor ids =
+      at::arange(shape.batch * shape.context).remainder(kVocabulary).view({shape.batch, shape.context});
+  const auto pass = [&] {
+    engine.begin_step();
+    model->run({ids, ids}, {}).front().backward();
+    engine.finish_step();
+  };
+  KernelList list;
+  {
+    const KernelLogScope counted(&list);
+    const TorchKernelScope operators;
+    pass();
+  }
+  return {.what = fmt::format("{} of width {}, {} x {} tokens", shape.kind == ModelKind::gpt2 ? "gpt2" : "llama",
+                              shape.width, shape.batch, shape.context),
+          .kernels = std::move(list.kernels),
+          .seconds = measure::time_calls(world, pass, 1, {.block_s = kStepBlock_s, .between = {}}).median_us * 1e-6};
 }
 
 /// Of an operation on a few numbers.
@@ -132,6 +189,15 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
   }
   device.attention_fraction =
       four_digits(std::clamp(attention_flops(world) / device.products.front().flops, 1e-3, 1.0));
+  for (size_t i = 0; i < measured.products.size(); ++i) {
+    ProductRate& rate = device.products[i];
+    MeasuredProducts& own = measured.products[i];
+    const at::ScalarType type = rate.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+    for (const StepShape& shape : kStepShapes) own.steps.push_back(time_step(world, shape, type));
+    own.step_fit = fit_kernels(device, rate.dtype, own.steps);
+    rate.kernel_seconds = four_digits(own.step_fit.kernel_seconds);
+    rate.kernel_bytes_per_second = four_digits(own.step_fit.kernel_bytes_per_second);
+  }
   LinkLevel level{.name = "host", .devices = 1, .bytes_per_second = device.memory_bytes_per_second};
   if (world.size() > 1) {
     const measure::PinnedThread pinned(measure::usable_cores(), world.rank());

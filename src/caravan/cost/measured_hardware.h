@@ -6,6 +6,7 @@
 #include "caravan/comm/communicator.h"
 #include "caravan/cost/hardware.h"
 #include "caravan/cost/product_fit.h"
+#include "caravan/cost/step_fit.h"
 
 namespace caravan {
 
@@ -13,6 +14,8 @@ namespace caravan {
 struct MeasuredProducts {
   std::vector<TimedProduct> products{};
   ProductFit fit{};
+  std::vector<TimedStep> steps{};  ///< passes through layers in this dtype
+  StepFit step_fit{};
 };
 
 struct MeasuredHardware {

@@ -242,6 +242,8 @@ Rehearsal rehearse(const RehearsedWorld& world, const std::function<RehearsedSte
         .on_split = [&](const std::string& axis,
                         const std::vector<int>& ranks) { rehearsal.ranks_of_axis[axis] = ranks; },
         .numbers = world.numbers};
+    std::vector<int>& all = rehearsal.ranks_of_axis["world"];
+    for (int rank = 0; rank < static_cast<int>(size); ++rank) all.push_back(rank);
     const Mesh mesh = Mesh::create(make_record_world(world.rank, static_cast<int>(size), options), world.axes);
     const RehearsedSteps steps = make(mesh);
     rehearsal.chunks = steps.chunks;

@@ -64,7 +64,7 @@ struct Rehearsal {
   std::vector<Shorter> shorter{};
   double num_steps = 1;                                     ///< that all of them stand for
   std::vector<SentCalls> sent{};                            ///< by axis, verb and place
-  std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< ranks of the world that this rank sends to, by axis
+  std::map<std::string, std::vector<int>> ranks_of_axis{};  ///< ranks of the world, by axis
 
   double bytes_sent() const noexcept;
   double bytes_sent(const std::string& axis) const noexcept;

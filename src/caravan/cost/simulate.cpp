@@ -21,7 +21,8 @@ bool is_message(const Call& call) { return call.verb == Verb::send || call.verb 
 struct Meeting {
   size_t expected = 1;  ///< simulated ranks
   size_t begun = 0;
-  double ready = 0;  ///< when the last of them began
+  double sent_bytes = 0;  ///< most of one of them
+  double ready = 0;       ///< when the last of them began
   std::optional<double> end{};
   double of_device = 0;
 };
@@ -67,7 +68,10 @@ class Actor {
  private:
   std::vector<int> ranks_of(const Call& call) const {
     const auto found = of_.ranks_of_axis->find(call.axis);
-    if (found == of_.ranks_of_axis->end()) return {of_.rank};
+    if (found == of_.ranks_of_axis->end()) {
+      throw InternalError(
+          {"simulate", call.axis, fmt::format("the ranks of this axis are not known to rank {}", of_.rank), "", ""});
+    }
     if (!is_message(call)) return found->second;
     const int peer = found->second[static_cast<size_t>(call.peer)];
     return {std::min(peer, of_.rank), std::max(peer, of_.rank)};
@@ -126,15 +130,14 @@ void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<in
   const std::vector<int> ranks = ranks_of(call);
   // Messages pair up by their labels, collectives by their order.
   const std::string label = is_message(call) ? call.what : "";
-  std::string counted = label;
-  for (const int rank : ranks) counted += fmt::format(" {}", rank);
-  const int number = numbers_[{call.axis, counted}]++;
+  const int number = numbers_[{call.axis, fmt::format("{} {}", label, call.peer)}]++;
   Meeting& meeting = meetings[{call.axis, label, ranks, number}];
   meetings_[static_cast<size_t>(moment.index)] = &meeting;
   if (meeting.begun++ == 0) {
     meeting.expected = static_cast<size_t>(
         std::ranges::count_if(ranks, [&](int rank) { return std::ranges::find(simulated, rank) != simulated.end(); }));
   }
+  meeting.sent_bytes = std::max(meeting.sent_bytes, call.sent_bytes);
   double& is_free = channel_is_free_[channel_of(call)];
   if (call.verb != Verb::recv) meeting.ready = std::max({meeting.ready, clock_, is_free});
   const bool is_complete = call.verb == Verb::send || (call.verb != Verb::recv && meeting.begun >= meeting.expected);
@@ -142,7 +145,9 @@ void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<in
   const bool is_alone = call.verb == Verb::recv && meeting.expected < 2;
   if (!is_complete && !is_alone) return;
   if (is_alone) meeting.ready = clock_;
-  const StepCosts::CallTime time = costs_.seconds(call, ranks);
+  Call whole = call;
+  whole.sent_bytes = meeting.sent_bytes;
+  const StepCosts::CallTime time = costs_.seconds(whole, ranks);
   meeting.end = meeting.ready + time.seconds;
   meeting.of_device = time.of_device;
   is_free = *meeting.end;

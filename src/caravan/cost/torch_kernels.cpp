@@ -50,8 +50,7 @@ Rule rule_of(std::string_view name) {
   }
   if (is_one_of(name, {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"})) return Rule::writes;
   if (is_one_of(name, {"index_select", "embedding", "gather", "index", "take"})) return Rule::picks;
-  if (is_one_of(name, {"index_copy_", "index_add_", "index_put_", "_index_put_impl_", "scatter_", "scatter_add_",
-                       "embedding_dense_backward"})) {
+  if (is_one_of(name, {"index_copy_", "index_add_", "index_put_", "_index_put_impl_", "scatter_", "scatter_add_"})) {
     return Rule::scatters;
   }
   if (is_one_of(name, {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "dot", "linear",

@@ -43,8 +43,6 @@ std::string seconds_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
-std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
-
 /// Where the slower of two layouts loses its time: "waits 2.1 s more for dp".
 std::string loss_text(const Prediction& slow, const Prediction& fast) {
   std::vector<std::pair<double, std::string>> losses;
@@ -76,8 +74,8 @@ std::string sentence_of(const Feature& feature, const PlannedLayout& best, const
   const std::string with = has ? "without " + feature.name : "with " + feature.name;
   const Prediction& one = other.prediction;
   if (!one.fits()) {
-    return fmt::format("no layout {} fits: the least needs {} of {} ({})", with, bytes_text(one.memory.total()),
-                       bytes_text(one.room_bytes), other.text);
+    return fmt::format("no layout {} fits: the least needs {} of {} ({})", with, format_bytes(one.memory.total()),
+                       format_bytes(one.room_bytes), other.text);
   }
   return fmt::format("{} against {} for the best layout {} ({}){}", seconds_text(best.prediction.seconds),
                      seconds_text(one.seconds), with, other.text, loss_text(one, best.prediction));
@@ -87,17 +85,21 @@ std::string sentence_of(const Feature& feature, const PlannedLayout& best, const
 
 std::vector<std::string> advice_of(const SearchResult& result, int num_ranks) {
   std::vector<std::string> sentences;
-  if (result.best.empty()) return {"no layout is legal on these ranks: caravan inspect says why"};
+  if (result.best.empty()) {
+    return {result.is_complete ? "no layout is legal on these ranks: caravan inspect says why"
+                               : "no layout was estimated in time: give more with --seconds"};
+  }
   const PlannedLayout& best = result.best.front();
   const Prediction& least = best.prediction;
   if (!least.fits()) {
     sentences.push_back(fmt::format("no layout fits {} ranks: the least needs {}, {} more than the {} of a device",
-                                    num_ranks, bytes_text(least.memory.total()),
-                                    bytes_text(least.memory.total() - least.room_bytes), bytes_text(least.room_bytes)));
+                                    num_ranks, format_bytes(least.memory.total()),
+                                    format_bytes(least.memory.total() - least.room_bytes),
+                                    format_bytes(least.room_bytes)));
     for (size_t i = 0; i < std::min<size_t>(3, result.best.size()); ++i) {
       const PlannedLayout& one = result.best[i];
-      sentences.push_back(
-          fmt::format("{}: {} in {}", one.text, bytes_text(one.prediction.memory.total()), one.prediction.peak_event));
+      sentences.push_back(fmt::format("{}: {} in {}", one.text, format_bytes(one.prediction.memory.total()),
+                                      one.prediction.peak_event));
     }
     return sentences;
   }
@@ -105,7 +107,7 @@ std::vector<std::string> advice_of(const SearchResult& result, int num_ranks) {
     const bool has = feature.has(best.recipe);
     const PlannedLayout* other =
         fastest(result.estimated, [&](const Recipe& recipe) { return feature.has(recipe) != has; });
-    if (other == nullptr || other->text == best.text) continue;
+    if (other == nullptr) continue;
     const double more = other->prediction.seconds / least.seconds - 1;
     if (!other->prediction.fits() || more > kWorthSaying) sentences.push_back(sentence_of(feature, best, *other));
   }

@@ -63,7 +63,13 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   }
   if (recipe.pipeline.is_used()) add_entries("pipeline", recipe.pipeline.degree);
   add_entries("recompute", 1);
-  for (const char* kind : kOffloadKinds) add(recipe.offload.full_name(kind), std::vector<std::string>{"none", "host"});
+  for (const char* kind : kOffloadKinds) {
+    const std::string key = recipe.offload.full_name(kind);
+    const bool is_delayed = recipe.offload.flag("delayed_update");
+    all.push_back({{key, std::string("host")}});
+    all.push_back({{key, std::string("none")}});
+    if (is_delayed) all.back().push_back({recipe.offload.full_name("delayed_update"), false});
+  }
   if (recipe.tiling.reads("tiles") && recipe.tiling.whole("tiles") > 1) {
     const int64_t tiles = recipe.tiling.whole("tiles");
     add(recipe.tiling.full_name("tiles"), Numbers{tiles * 2, tiles / 2});

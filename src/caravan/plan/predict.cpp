@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/cost/hardware_costs.h"
+#include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan {
@@ -67,6 +70,13 @@ double share(int64_t from, int64_t to, int64_t at) {
 
 }  // namespace
 
+int ranks_sharing_memory(const Recipe& recipe, int per_host) {
+  const std::string& backend = recipe.comm.backend;
+  const bool has_shared =
+      backend == "auto" || backend == "thread" || backend == "hierarchical" || backend.starts_with("shm");
+  return has_shared ? per_host : 0;
+}
+
 Predictor::Predictor(const Hardware& hardware, const StepCosts& costs, int num_ranks, int64_t vocabulary)
     : hardware_(hardware), costs_(costs), num_ranks_(num_ranks), vocabulary_(vocabulary) {
   if (num_ranks >= 1 && num_ranks <= hardware.num_devices()) return;
@@ -79,12 +89,28 @@ Predictor::Predictor(const Hardware& hardware, const StepCosts& costs, int num_r
 std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe) const {
   const auto numbers = std::make_shared<RecordedNumbers>();
   const int of_place = num_ranks_ / static_cast<int>(recipe.pipeline.degree);
+  const bool is_accelerator = !hardware_.device_of(0).is_processor;
+  // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(hardware_.hosts.front().devices);
+  const int sharing = is_accelerator ? 0 : ranks_sharing_memory(recipe, per_host);
+  const AcceleratorScope scope(is_accelerator);
   std::vector<Rehearsal> all;
   for (int place = 0; place < recipe.pipeline.degree; ++place) {
-    all.push_back(rehearse(recipe, vocabulary_, num_ranks_, place * of_place, per_host, numbers));
+    const int rank = slowest_of(place * of_place, of_place, recipe.precision.compute);
+    all.push_back(rehearse(recipe, vocabulary_, num_ranks_, rank, sharing, numbers));
   }
   return all;
+}
+
+/// All ranks of a place do the same, so that the slowest device decides; the first of equal ones.
+int Predictor::slowest_of(int first, int count, const std::string& dtype) const {
+  if (hardware_.is_uniform()) return first;
+  int slowest = first;
+  for (int rank = first; rank < first + count; ++rank) {
+    const auto flops = [&](int of) { return HardwareCosts::rate_of(hardware_.device_of(of), dtype).flops; };
+    if (flops(rank) < flops(slowest)) slowest = rank;
+  }
+  return slowest;
 }
 
 void Predictor::add_rates(Prediction& prediction, const Recipe& recipe) const {
@@ -93,14 +119,22 @@ void Predictor::add_rates(Prediction& prediction, const Recipe& recipe) const {
   const double tokens = static_cast<double>(recipe.train.global_batch) * static_cast<double>(model.context);
   prediction.tokens_per_second = tokens / prediction.seconds;
   double peak = 0;
-  for (int rank = 0; rank < num_ranks_; ++rank) {
-    const ProductRate* rate = hardware_.device_of(rank).product(recipe.precision.compute);
-    if (rate != nullptr) peak += rate->peak_flops > 0 ? rate->peak_flops : rate->flops;
+  int64_t room = 0, left = num_ranks_;
+  for (const HostKind& host : hardware_.hosts) {
+    const int64_t devices = std::min(left, host.count * host.devices);
+    if (devices == 0) break;
+    const HardwareDevice& device = hardware_.device_of(num_ranks_ - left);
+    const ProductRate& rate = HardwareCosts::rate_of(device, recipe.precision.compute);
+    peak += static_cast<double>(devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
+    const int64_t own = device.memory_bytes - device.reserved_bytes;
+    room = room == 0 ? own : std::min(room, own);
+    left -= devices;
   }
+  if (const int64_t budget = device_budget(recipe); budget > 0) room = std::min(room, budget);
   const double flops = model.flops_per_token(model.context) * tokens;
   prediction.utilisation = peak > 0 ? flops / prediction.seconds / peak : 0;
-  const HardwareDevice& device = hardware_.device_of(prediction.fullest_rank);
-  prediction.room_bytes = device.memory_bytes - device.reserved_bytes;
+  prediction.room_bytes = room;
+  prediction.host_room_bytes = hardware_.host_of(prediction.fullest_rank).memory_bytes;
 }
 
 Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
@@ -139,30 +173,38 @@ Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::S
     of_step.fullest_rank = one.rank;
     of_step.peak_event = one.peak_event;
   }
-  for (const Rehearsal& one : rehearsals) add_offload(of_step, one);
+  double waits = 0;
+  for (const Rehearsal& one : rehearsals) {
+    waits = std::max(waits, offload_seconds(recipe, of_step, one));
+    const int64_t devices = hardware_.host_of(one.rank).devices;
+    of_step.host_bytes = std::max(of_step.host_bytes, devices * one.host.total());
+  }
+  if (waits > 0) of_step.waits["host"] = waits;
+  of_step.seconds += waits;
   add_rates(of_step, recipe);
   return of_step;
 }
 
-/// Copies run beside the step, the slower direction or the disk is the limit; the host steps beside the next forward,
-/// a third of the computation.
-void Predictor::add_offload(Prediction& prediction, const Rehearsal& rank) const {
-  const HardwareDevice& device = hardware_.device_of(rank.rank);
+/// What offload adds to a step. Copies run beside it, the slower direction or the disk is the limit; the host steps
+/// beside the next forward, a third of the computation, or with a delay beside all of it.
+double Predictor::offload_seconds(const Recipe& recipe, const Prediction& without, const Rehearsal& rank) const {
+  if (rank.moved.to_host + rank.moved.from_host <= 0) return 0;
   const HostKind& host = hardware_.host_of(rank.rank);
   const auto devices = static_cast<double>(host.devices);
-  const double copies = std::max(rank.moved.to_host, rank.moved.from_host) / device.host_bytes_per_second;
-  const auto on_disk = [&](double bytes, double rate) { return bytes > 0 ? bytes * devices / std::max(rate, 1.0) : 0; };
-  const double disk = on_disk(rank.moved.to_disk, host.disk_write_bytes_per_second) +
-                      on_disk(rank.moved.from_disk, host.disk_read_bytes_per_second);
-  const double moves = rank.moved.to_host + rank.moved.from_host > 0 ? std::max(copies, disk) : 0;
-  const double waits =
-      std::max(0.0, moves - prediction.seconds) + std::max(0.0, prediction.on_host - prediction.computes / 3);
-  const double more = waits - prediction.waits["host"];
-  if (more > 0) {
-    prediction.seconds += more;
-    prediction.waits["host"] = waits;
+  const double copies =
+      std::max(rank.moved.to_host, rank.moved.from_host) / hardware_.device_of(rank.rank).host_bytes_per_second;
+  double disk = 0;
+  if (rank.disk_bytes > 0) {
+    if (host.disk_read_bytes_per_second <= 0 || host.disk_write_bytes_per_second <= 0) {
+      throw UsageError({"plan", "offload", "the hosts of this hardware have no disks", hardware_.name,
+                        "give disk_read and disk_write, or offload to the host"});
+    }
+    disk = devices * (rank.moved.to_disk / host.disk_write_bytes_per_second +
+                      rank.moved.from_disk / host.disk_read_bytes_per_second);
   }
-  if (prediction.waits["host"] <= 0) prediction.waits.erase("host");
+  const bool is_delayed = recipe.offload.reads("delayed_update") && recipe.offload.flag("delayed_update");
+  const double beside = is_delayed ? without.computes : without.computes / 3;
+  return std::max(0.0, std::max(copies, disk) - without.seconds) + std::max(0.0, without.on_host - beside);
 }
 
 Prediction Predictor::estimate(const Recipe& recipe) const {
@@ -182,7 +224,10 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
       const double of_batch = more_batches ? of_batches : 1 - of_batches;
       add(sum, one, of_layer * of_batch);
       // More micro-batches than that many are never in flight at once.
-      if (more_batches == has_batches) add(sum.memory, one.memory, of_layer);
+      if (more_batches == has_batches) {
+        add(sum.memory, one.memory, of_layer);
+        sum.host_bytes += std::llround(of_layer * static_cast<double>(one.host_bytes));
+      }
       sum.fullest_rank = one.fullest_rank;
       sum.peak_event = one.peak_event;
     }

@@ -25,14 +25,21 @@ struct Prediction {
   MemoryBytes memory{};                   ///< peak of the fullest rank
   int fullest_rank = 0;
   std::string peak_event{};
-  int64_t room_bytes = 0;  ///< of the device of that rank; 0: unknown
-  bool fits() const noexcept { return room_bytes <= 0 || memory.total() <= room_bytes; }
+  int64_t room_bytes = 0;       ///< of a device, or its budget if less; 0: unknown
+  int64_t host_bytes = 0;       ///< of all ranks of a host, in its memory beyond devices
+  int64_t host_room_bytes = 0;  ///< 0: unknown
+  bool fits() const noexcept {
+    return (room_bytes <= 0 || memory.total() <= room_bytes) && (host_room_bytes <= 0 || host_bytes <= host_room_bytes);
+  }
 };
+
+/// The number of neighbouring ranks that share memory, of `per_host` on a host; 0: none, as the back-end has it.
+int ranks_sharing_memory(const Recipe& recipe, int per_host);
 
 /// Where predictions are made: a recipe's model on the ranks of some hardware.
 class Predictor {
  public:
-  /// Uses the first `num_ranks` devices. Throws UsageError if there are fewer. `costs` outlives this.
+  /// Uses the first `num_ranks` devices. Throws UsageError if there are fewer. `hardware` and `costs` outlive this.
   Predictor(const Hardware& hardware, const StepCosts& costs, int num_ranks, int64_t vocabulary);
 
   /// By a rehearsal of the whole step of a rank of each place of the pipeline. Throws what the rehearsal throws.
@@ -46,7 +53,8 @@ class Predictor {
 
  private:
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
-  void add_offload(Prediction& prediction, const Rehearsal& rank) const;
+  int slowest_of(int first, int count, const std::string& dtype) const;
+  double offload_seconds(const Recipe& recipe, const Prediction& without, const Rehearsal& rank) const;
   void add_rates(Prediction& prediction, const Recipe& recipe) const;
 
   const Hardware& hardware_;

@@ -115,7 +115,14 @@ std::string layout_text(const Recipe& recipe, int num_ranks) {
   }
   parts.push_back(split.empty() ? fmt::format("dp {}", plan.dp) : split);
   if (plan.dp > 1) parts.push_back(technique);
-  if (!recipe.memory.recompute.is_none()) parts.push_back("recompute " + recipe.memory.recompute.name());
+  if (!recipe.memory.recompute.is_none()) {
+    const Setting& recompute = recipe.memory.recompute;
+    std::string text = "recompute " + recompute.name();
+    for (const SettingKey& key : recompute.entry().keys) {
+      if (recompute.value(key.name) != key.initial) text += " " + to_toml(recompute.value(key.name));
+    }
+    parts.push_back(text);
+  }
   for (const char* kind : kOffloadKinds) {
     if (recipe.offload.text(kind) != "none") parts.push_back(fmt::format("{} on {}", kind, recipe.offload.text(kind)));
   }
@@ -141,11 +148,23 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   Search search(predictor, options);
   SearchResult result;
   Recipe start = recipe;
+  for (const char* kind : kOffloadKinds) {  // the search offloads what it has to
+    if (start.offload.text(kind) == "auto") start.offload.set(kind, std::string("none"));
+  }
   if (start.train.micro_batch == kAutoMicroBatch && !start.pipeline.is_used()) {
     start.train.micro_batch = row_parts(start);
   }
-  if (const auto own = changed_recipe(start, {}, num_ranks)) {
-    if (const PlannedLayout* layout = search.estimate(*own)) result.own = *layout;
+  try {
+    start = parse_recipe(to_toml(start), "recipe");
+    start.folder = recipe.folder;
+    start.pipeline.table = recipe.pipeline.table;
+    const std::string text = layout_text(start, num_ranks);
+    result.own = PlannedLayout{start, text, predictor.predict(start)};
+    if (is_exact(start)) search.estimate(start);
+  } catch (const Error& error) {
+    result.own_error = error.what();
+  } catch (const c10::Error& error) {
+    result.own_error = error.what_without_backtrace();
   }
   for (const int64_t tp : divisors(num_ranks, 1, num_ranks)) {
     for (const int64_t pp : divisors(num_ranks / tp, 1, num_ranks)) {
@@ -160,7 +179,14 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   for (const PlannedLayout& layout : result.estimated) {
     if (result.best.size() == options.most_rows) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
-    PlannedLayout whole{layout.recipe, layout.text, predictor.predict(layout.recipe)};
+    PlannedLayout whole{layout.recipe, layout.text, {}};
+    try {
+      whole.prediction = predictor.predict(layout.recipe);
+    } catch (const Error&) {
+      continue;
+    } catch (const c10::Error&) {
+      continue;
+    }
     const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
       return other.prediction.seconds == whole.prediction.seconds &&
              other.prediction.memory.total() == whole.prediction.memory.total();

@@ -22,15 +22,16 @@ struct PlannedLayout {
 std::string layout_text(const Recipe& recipe, int num_ranks);
 
 struct SearchOptions {
-  double seconds = 20;    ///< of processor time, for estimates
+  double seconds = 20;    ///< of processor time, for estimates; whole rehearsals come on top
   size_t most_rows = 10;  ///< that are rehearsed whole
 };
 
 struct SearchResult {
   /// The fastest that fit, the fastest first; if none fits, those that need the least memory. Each is rehearsed whole.
   std::vector<PlannedLayout> best{};
-  /// The recipe as it is; absent if it is not legal on these ranks.
+  /// The recipe as it is, rehearsed whole; absent if it cannot run on these ranks: then why.
   std::optional<PlannedLayout> own{};
+  std::string own_error{};
   std::vector<PlannedLayout> estimated{};  ///< all that were considered
   bool is_complete = true;                 ///< false: time was up
   bool fits() const noexcept { return !best.empty() && best.front().prediction.fits(); }

@@ -248,8 +248,11 @@ Prediction StepModel::predict() {
 /// Of a step, as executed.
 double executed_flops(const Run& run) {
   const auto width = static_cast<double>(run.width), sequence = static_cast<double>(run.sequence);
-  const double layer = 2 * (run.attention_weights + run.mlp_weights) + 4 * sequence * width * (run.is_flash ? 0.5 : 1);
-  const double passes = run.recompute == Run::Recompute::full ? 4 : 3;
+  const double used =
+      static_cast<double>(run.experts_per_token) / static_cast<double>(std::max<int64_t>(1, run.experts));
+  const double layer =
+      2 * (run.attention_weights + run.mlp_weights * used) + 4 * sequence * width * (run.is_flash ? 0.5 : 1);
+  const double passes = run.recompute == Run::Recompute::full ? 3 + run.recomputed : 3;
   return static_cast<double>(run.global_batch) * sequence *
          (static_cast<double>(run.layers) * layer * passes + 3 * 2 * static_cast<double>(run.vocabulary) * width);
 }

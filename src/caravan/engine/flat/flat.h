@@ -164,8 +164,8 @@ struct FlatState {
   struct CopiedVersions {
     int64_t trained = -1;
     int64_t frozen = -1;
-    int64_t lagging =
-        -1;  ///< the version that a delayed update has made: trained copies lack this update, and no other
+    /// The version that a delayed update has made: trained copies lack this update, and no other.
+    int64_t lagging = -1;
   };
   CopiedVersions copied_versions{};
   bool has_copied(bool is_trained) const {

@@ -23,6 +23,7 @@
 #include "caravan/base/system/processor.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
+#include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/meta/product_workspace.h"
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
@@ -93,7 +94,9 @@ const Choices::Entry& in_use() {
 
 /// Whether the choice applies to a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (a.is_cuda() || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
+  if (a.is_cuda() || (a.is_meta() && AcceleratorScope::is_active()) || rows < kFewRows || a.numel() == 0 ||
+      b.numel() == 0)
+    return false;
   const at::ScalarType type = a.scalar_type();
   return type == at::kFloat || type == at::kHalf ||
          (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
@@ -148,7 +151,8 @@ std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
 /// a b^T + bias: as chosen, or as at::linear under autograd.
 at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind) {
-  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16;  // torch leaves these to oneDNN
+  // On a processor torch leaves these to oneDNN.
+  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16 && !AcceleratorScope::is_active();
   const at::Tensor result = chosen        ? multiply_as_chosen(a, b, bias, kind)
                             : is_dry_half ? multiply_dry(a, b, bias, &multiply_by_torch)
                                           : multiply_by_torch(a, b, bias);

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""What `caravan plan` predicts beside what `caravan train` takes, on this machine, for many recipes.
+
+  plan_accuracy.py [--caravan build/release/bin/caravan] [--ranks 1 2] [--steps 10] [--match WORD] [--csv FILE]
+
+First measures the machine (caravan doctor --hardware). Then, for each recipe, predicts a step, and trains it: the median
+of its steps without the first two. Memory is the measured peak of rank 0's tensors beside the prediction. Prints each
+recipe and, for each number of ranks, the median and the ninth decile of the error of the time, and the range of
+predicted / measured memory. No recipe was used to fit anything but the machine. Run it on an idle machine.
+"""
+import argparse
+import csv
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import machine
+
+SMALL = ["train.global_batch=24", "data.tokenizer=bytes"]
+WIDE = ["model.layers=2", "model.width=1024", "model.heads=16", "model.context=256", "train.global_batch=8",
+        "data.tokenizer=bytes"]
+DEEP = ["model.layers=8", "model.width=512", "model.heads=8", "model.context=256", "train.global_batch=8",
+        "data.tokenizer=bytes"]
+LARGE = ["model.layers=6", "model.width=1024", "model.heads=16", "model.context=128", "train.global_batch=8",
+         "data.tokenizer=bytes"]
+LLAMA = ["model.kind=llama", "model.width=256", "model.heads=8", "train.global_batch=24", "data.tokenizer=bytes"]
+EXPERTS = ["moe.experts=4", "model.kind=llama", "train.global_batch=24", "data.tokenizer=bytes"]
+LORA = ["lora.rank=8", "model.width=384", "model.heads=6", "train.global_batch=24", "data.tokenizer=bytes"]
+
+
+def recipes(ranks):
+    """(name, keys)"""
+    bases = {"small": SMALL, "wide": WIDE, "deep": DEEP, "large": LARGE, "llama": LLAMA, "experts": EXPERTS, "lora": LORA}
+    rows = {"small": 24, "wide": 8, "deep": 8, "large": 8, "llama": 24, "experts": 24, "lora": 24}
+    found = []
+
+    def add(base, *more, cut=2):
+        keys = list(more)
+        if not any(key.startswith(("train.micro_batch", "pipeline.micro")) for key in more):
+            keys.append(f"train.micro_batch={max(1, rows[base] // ranks // cut)}")
+        found.append((" ".join((base, *more)), bases[base] + keys))
+
+    if ranks == 1:
+        for base in bases:
+            add(base)
+            add(base, cut=1)
+            add(base, "memory.recompute=full")
+        for base in ("small", "wide", "deep", "llama"):
+            add(base, "precision.compute=bf16")
+        add("small", "optimizer.kind=sgd")
+        add("deep", "offload.optimizer=host", "offload.gradients=host")
+        return found
+    for base in bases:
+        for technique in ("ddp", "zero1", "zero3"):
+            add(base, f"data_parallel.technique={technique}")
+    for base in ("small", "wide", "deep", "large", "llama"):
+        add(base, "mesh.tp=2")
+    for base in ("small", "deep", "llama"):
+        add(base, "mesh.cp=2", "model.dropout=0")
+        add(base, "mesh.pp=2", "pipeline.micro_batches=4")
+    add("deep", "mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=4")
+    add("wide", "data_parallel.technique=zero2", "precision.compute=bf16")
+    add("small", "data_parallel.technique=param_server")
+    return found
+
+
+def run(words):
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def number(text):
+    value, unit = re.match(r"([0-9.]+) ?(ms|s)", text).groups()
+    return float(value) * (1e-3 if unit == "ms" else 1)
+
+
+def measure(caravan, hardware, keys, ranks, steps, folder):
+    sets = [word for key in keys for word in ("--set", key)]
+    plan = run([caravan, "plan", "--hardware", hardware, "--ranks", str(ranks), "--seconds", "0.001", *sets])
+    found = re.search(r"^recipe +.*: ([0-9.]+ m?s) a step, ", plan.stdout, re.M)
+    if not found:
+        return None, (plan.stderr or plan.stdout).strip().splitlines()[-1]
+    trained = run([caravan, "train", "--ranks", str(ranks), *sets, "--set", f"checkpoint.dir={folder}",
+                   "--set", f"train.steps={steps}", "--set", "sample.tokens=0", "--set", "train.eval_every=0",
+                   "--set", "train.eval_batches=1", "--set", "checkpoint.every=0"])
+    if trained.returncode:
+        return None, trained.stderr.strip().splitlines()[0]
+    lines = [json.loads(line) for line in (pathlib.Path(folder) / "train.log").read_text().splitlines()]
+    taken = [line["step_ms"] * 1e-3 for line in lines if "step_ms" in line][2:]
+    peak = max(line.get("peak_memory_bytes", 0) for line in lines)
+    foreseen = max(line.get("predicted_memory_bytes", 0) for line in lines)  # plan prints the same, rounded
+    return (number(found[1]), statistics.median(taken), foreseen, peak), ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--caravan", default="build/release/bin/caravan")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--match", default="")
+    parser.add_argument("--csv")
+    arguments = parser.parse_args()
+    caravan = str(pathlib.Path(arguments.caravan).resolve())
+    os.environ.setdefault("CARAVAN_HOME", str(pathlib.Path(__file__).resolve().parent.parent))
+    print(machine.describe())
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in arguments.ranks:
+            hardware = f"{folder}/hardware{ranks}.toml"
+            measured = run([caravan, "doctor", "--hardware", hardware, "--ranks", str(ranks)])
+            if measured.returncode:
+                sys.exit(measured.stderr)
+            errors, memory = [], []
+            for index, (name, keys) in enumerate(recipes(ranks)):
+                if arguments.match not in name:
+                    continue
+                result, why = measure(caravan, hardware, keys, ranks, arguments.steps, f"{folder}/run{ranks}_{index}")
+                if result is None:
+                    print(f"  {ranks} ranks  {name}: {why}")
+                    continue
+                predicted, taken, bytes_, peak = result
+                errors.append(abs(predicted / taken - 1))
+                memory.append(bytes_ / peak)
+                table.append((ranks, name, predicted, taken, bytes_, peak))
+                print(f"  {ranks} ranks  {1e3 * predicted:8.1f} ms predicted {1e3 * taken:8.1f} measured {predicted / taken:6.2f}"
+                      f"   memory {bytes_ / peak:.3f}   {name}", flush=True)
+            if errors:
+                errors.sort()
+                print(f"{ranks} ranks: {len(errors)} recipes, error of the time: median {100 * statistics.median(errors):.1f} %, "
+                      f"ninth decile {100 * errors[int(0.9 * (len(errors) - 1))]:.1f} %; memory predicted / measured "
+                      f"{min(memory):.3f} to {max(memory):.3f}")
+    if arguments.csv:
+        with open(arguments.csv, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("ranks", "recipe", "predicted_s", "measured_s", "predicted_bytes", "bytes"), *table])
+
+
+if __name__ == "__main__":
+    main()
