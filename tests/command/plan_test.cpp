@@ -83,8 +83,7 @@ TEST_F(PlanTest, AModelThatFitsNowhereSaysByHowMuch) {
       caravan({"plan", "--hardware", "p100", "--seconds", "2", "--set", "data.tokenizer=bytes", "model.layers=2",
                "model.width=65536", "model.heads=64", "model.context=16", "train.global_batch=1"});
   EXPECT_EQ(result.code, 5) << result.err;
-  EXPECT_THAT(result.out,
-              AllOf(HasSubstr("does not fit"), HasSubstr("no layout fits 1 ranks"), HasSubstr("more than the")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("does not fit"), HasSubstr("fits 1 rank: "), HasSubstr("more than the")));
 }
 
 TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
@@ -102,6 +101,8 @@ TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
   const std::string file = this->file("mine.toml", "[[host]]\ndevice = \"a100-80\"\n");
   EXPECT_THAT(refused({"--hardware", file, "--hosts", "2"}), HasSubstr("presets"));
   EXPECT_THAT(refused({"--published", file, "--ranks", "2"}), HasSubstr("excludes"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--write", file}), HasSubstr("exists"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--ranks", "0"}), HasSubstr("--ranks"));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ void add_plan(CLI::App& app, CommandLine& line) {
                           "file that describes it (caravan doctor --hardware measures this machine), or a preset: "
                           "a100-80, h100-80, rtx-4090, ..");
   std::vector<CLI::Option*> of_recipe{
-      hardware, command->add_option("--ranks", plan.ranks, "number of ranks; default: all devices")};
+      hardware, command->add_option("--ranks", plan.ranks, "number of ranks; default: all devices")
+                    ->check(CLI::Range(1, 10'000'000))};
   of_recipe.push_back(command->add_option("--per-host", plan.per_host, "of a preset: devices of a host; default 1")
                           ->check(CLI::Range(1, 1'000'000)));
   of_recipe.push_back(

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,9 @@ std::optional<int> plan(const PlanArguments& arguments) {
   if (!arguments.published.empty()) {
     if (arguments.recipe.empty() && arguments.overrides.empty()) return plan_published(arguments.published);
     throw UsageError({"plan", "--published", "reads a table, and no recipe", "", "give one of them"});
+  }
+  if (!arguments.write.empty() && std::filesystem::exists(arguments.write)) {
+    throw UsageError({"plan", "--write", arguments.write + " exists", "", "choose another file"});
   }
   hardware_of(arguments);
   vocabulary_of(load_recipe(arguments.recipe, arguments.overrides));

@@ -46,7 +46,9 @@ void print_hardware(const Hardware& hardware, int num_ranks) {
 std::string cost_text(const Prediction& one) {
   std::vector<std::pair<double, std::string>> parts{
       {one.of_products, "products"}, {one.computes - one.of_products, "other kernels"}, {one.idles, "idle at the end"}};
-  for (const auto& [axis, seconds] : one.waits) parts.emplace_back(seconds, "waits for " + axis);
+  for (const auto& [axis, seconds] : one.waits) {
+    parts.emplace_back(seconds, "waits for " + (axis == "world" ? "the last rank" : axis));
+  }
   std::ranges::sort(parts, std::greater<>());
   std::vector<std::string> texts;
   for (const auto& [seconds, name] : parts) {
@@ -67,11 +69,11 @@ std::string fit_text(const Prediction& one) {
 }
 
 void print_rows(const SearchResult& result) {
-  fmt::print("\n{:>3}  {:>10}{:>12}{:>7}  {:<24}layout\n", "", "step", "tokens/s", "MFU", "memory");
+  fmt::print("\n{:>3}  {:>10}{:>12}{:>7}  {:<24}  layout\n", "", "step", "tokens/s", "MFU", "memory");
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlannedLayout& layout = result.best[i];
     const Prediction& one = layout.prediction;
-    fmt::print("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<24}{}\n{:>61}{}\n", i + 1, seconds_text(one.seconds),
+    fmt::print("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<24}  {}\n{:>63}{}\n", i + 1, seconds_text(one.seconds),
                one.tokens_per_second, 100 * one.utilisation, fit_text(one), layout.text, "", cost_text(one));
   }
 }
@@ -136,7 +138,7 @@ int plan_recipe(const PlanArguments& arguments) {
   for (const std::string& sentence : advice_of(result, num_ranks)) fmt::print("- {}\n", sentence);
   if (result.best.empty()) return 5;
   const PlannedLayout& best = result.best.front();
-  print_price(hardware, best.prediction, num_ranks);
+  if (result.fits()) print_price(hardware, best.prediction, num_ranks);
   if (!arguments.write.empty()) {
     write_text(arguments.write, to_toml(best.recipe));
     print("recipe", "written to " + arguments.write);

@@ -21,14 +21,16 @@ double bytes_of_dtype(std::string_view dtype) {
 double product_bytes(const KernelWork& work) {
   if (work.bytes > 0) return static_cast<double>(work.bytes);
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
-  return static_cast<double>(work.batch * work.products) * bytes_of_dtype(work.dtype) * (m * k + k * n + m * n);
+  return static_cast<double>(work.batch) * static_cast<double>(work.products) * bytes_of_dtype(work.dtype) *
+         (m * k + k * n + m * n);
 }
 
 /// Seconds of the tiles of a product, of which `rate` FLOP/s are computed by one unit.
 double tiled_seconds(const KernelWork& work, const fitted::Tile& tile, double ramp_k, double units, double rate,
                      double whole_waves) {
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
-  const double tiles = std::ceil(m / tile.m) * std::ceil(n / tile.n) * static_cast<double>(work.batch * work.products);
+  const double tiles = std::ceil(m / tile.m) * std::ceil(n / tile.n) * static_cast<double>(work.batch) *
+                       static_cast<double>(work.products);
   const double share = tiles / units;
   double waves = std::max(1.0, whole_waves * std::ceil(share) + (1 - whole_waves) * share);
   // Few tiles: libraries cut them along k.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
@@ -30,17 +31,24 @@ void count_kernel(const char* what, const First& first, const Tensors&... tensor
   log->add({.what = what, .dtype = dtype_name_of(first.scalar_type()), .bytes = (bytes(first) + ... + bytes(tensors))});
 }
 
-/// Counts a product of m x k and k x n that no operator of torch computes.
-inline void count_product(const char* what, at::ScalarType type, int64_t m, int64_t n, int64_t k) {
+/// As an integer; tensors that no machine holds have more bytes than there are integers.
+inline int64_t bytes_of_count(double bytes) noexcept { return static_cast<int64_t>(std::min(bytes, 9e18)); }
+
+/// Counts `products` products of m x k and k x n that no operator of torch computes.
+inline void count_product(const char* what, at::ScalarType type, int64_t m, int64_t n, int64_t k,
+                          int64_t products = 1) {
   if (KernelLog* log = KernelLog::current()) {
-    const auto size = static_cast<int64_t>(c10::elementSize(type));
+    const auto rows = static_cast<double>(m), columns = static_cast<double>(n), depth = static_cast<double>(k);
+    const double bytes = static_cast<double>(c10::elementSize(type)) * static_cast<double>(products) *
+                         (rows * depth + depth * columns + rows * columns);
     log->add({.kind = KernelWork::Kind::product,
               .what = what,
               .dtype = dtype_name_of(type),
               .m = m,
               .n = n,
               .k = k,
-              .bytes = size * (m * k + k * n + m * n)});
+              .products = products,
+              .bytes = bytes_of_count(bytes)});
   }
 }
 

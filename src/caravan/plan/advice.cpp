@@ -55,7 +55,7 @@ std::string loss_text(const Prediction& slow, const Prediction& fast) {
       return found == one.waits.end() ? 0.0 : found->second;
     };
     const double more = of(slow) - of(fast);
-    add(more, fmt::format("waits {} more for {}", seconds_text(more), axis));
+    add(more, fmt::format("waits {} more for {}", seconds_text(more), axis == "world" ? "the last rank" : axis));
   }
   const double computes = slow.computes - fast.computes;
   add(computes, fmt::format("computes {} longer", seconds_text(computes)));
@@ -74,10 +74,10 @@ std::string sentence_of(const Feature& feature, const PlannedLayout& best, const
   const std::string with = has ? "without " + feature.name : "with " + feature.name;
   const Prediction& one = other.prediction;
   if (!one.fits()) {
-    return fmt::format("no layout {} fits: the least needs {} of {} ({})", with, format_bytes(one.memory.total()),
-                       format_bytes(one.room_bytes), other.text);
+    return fmt::format("none that was estimated {} fits: the least needs {} of {} ({})", with,
+                       format_bytes(one.memory.total()), format_bytes(one.room_bytes), other.text);
   }
-  return fmt::format("{} against {} for the best layout {} ({}){}", seconds_text(best.prediction.seconds),
+  return fmt::format("{} against {} for the best that was estimated {} ({}){}", seconds_text(best.prediction.seconds),
                      seconds_text(one.seconds), with, other.text, loss_text(one, best.prediction));
 }
 
@@ -91,11 +91,16 @@ std::vector<std::string> advice_of(const SearchResult& result, int num_ranks) {
   }
   const PlannedLayout& best = result.best.front();
   const Prediction& least = best.prediction;
+  const size_t num_estimated = result.estimated.size();
   if (!least.fits()) {
-    sentences.push_back(fmt::format("no layout fits {} ranks: the least needs {}, {} more than the {} of a device",
-                                    num_ranks, format_bytes(least.memory.total()),
-                                    format_bytes(least.memory.total() - least.room_bytes),
-                                    format_bytes(least.room_bytes)));
+    const bool is_device = least.memory.total() > least.room_bytes;
+    const int64_t needed = is_device ? least.memory.total() : least.host_bytes;
+    const int64_t room = is_device ? least.room_bytes : least.host_room_bytes;
+    sentences.push_back(
+        fmt::format("none of the {} layouts that were estimated fits {} rank{}: the least needs {}, {} "
+                    "more than the {} of a {}",
+                    num_estimated, num_ranks, num_ranks == 1 ? "" : "s", format_bytes(needed),
+                    format_bytes(needed - room), format_bytes(room), is_device ? "device" : "host"));
     for (size_t i = 0; i < std::min<size_t>(3, result.best.size()); ++i) {
       const PlannedLayout& one = result.best[i];
       sentences.push_back(fmt::format("{}: {} in {}", one.text, format_bytes(one.prediction.memory.total()),

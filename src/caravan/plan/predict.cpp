@@ -223,11 +223,8 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
       const double of_layer = more_layers ? of_layers : 1 - of_layers;
       const double of_batch = more_batches ? of_batches : 1 - of_batches;
       add(sum, one, of_layer * of_batch);
-      // More micro-batches than that many are never in flight at once.
-      if (more_batches == has_batches) {
-        add(sum.memory, one.memory, of_layer);
-        sum.host_bytes += std::llround(of_layer * static_cast<double>(one.host_bytes));
-      }
+      add(sum.memory, one.memory, of_layer * of_batch);
+      sum.host_bytes += std::llround(of_layer * of_batch * static_cast<double>(one.host_bytes));
       sum.fullest_rank = one.fullest_rank;
       sum.peak_event = one.peak_event;
     }

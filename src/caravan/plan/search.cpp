@@ -19,9 +19,17 @@
 namespace caravan {
 namespace {
 
-/// Smaller is better: layouts that fit by their time, others by their memory.
+/// Smaller is better: layouts that fit by their time, others by how many times what there is they need.
 std::pair<bool, double> rank_of(const Prediction& one) {
-  return {!one.fits(), one.fits() ? one.seconds : static_cast<double>(one.memory.total())};
+  if (one.fits()) return {false, one.seconds};
+  const auto share = [](int64_t bytes, int64_t room) {
+    return room > 0 ? static_cast<double>(bytes) / static_cast<double>(room) : 0;
+  };
+  return {true, std::max(share(one.memory.total(), one.room_bytes), share(one.host_bytes, one.host_room_bytes))};
+}
+
+bool offloads_to_host(const Recipe& recipe) {
+  return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return recipe.offload.text(kind) == "host"; });
 }
 
 bool is_before(const PlannedLayout& a, const PlannedLayout& b) { return rank_of(a.prediction) < rank_of(b.prediction); }
@@ -40,6 +48,15 @@ bool is_exact(const Recipe& recipe) {
   });
 }
 
+std::optional<Recipe> with_larger_micro_batch(const Recipe& recipe, int64_t times, int num_ranks) {
+  const BatchPlan plan = plan_batch(recipe, num_ranks);
+  if (!recipe.pipeline.is_used()) {
+    return changed_recipe(recipe, {{"train.micro_batch", plan.micro_batch * times}}, num_ranks);
+  }
+  if (plan.accumulation % times != 0) return std::nullopt;
+  return changed_recipe(recipe, {{"pipeline.micro_batches", plan.accumulation / times}}, num_ranks);
+}
+
 class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
@@ -56,6 +73,8 @@ class Search {
       return nullptr;
     }
     std::optional<PlannedLayout>& layout = known_[text];
+    // The memory of a processor's host is that of its ranks.
+    if (predictor_.hardware().device_of(0).is_processor && offloads_to_host(recipe)) return nullptr;
     try {
       if (is_exact(recipe)) layout = PlannedLayout{recipe, text, predictor_.estimate(recipe)};
     } catch (const Error&) {       // NOLINT: not possible on these ranks, which is no news
@@ -64,14 +83,31 @@ class Search {
     return layout ? &*layout : nullptr;
   }
 
+  /// A layout that was rehearsed whole.
+  void add(const PlannedLayout& layout) { known_[layout.text] = layout; }
+
+  /// The best neighbour. What recomputation frees pays only with larger micro-batches, so these go together.
+  const PlannedLayout* best_neighbour(const PlannedLayout& from) {
+    const PlannedLayout* best = &from;
+    const auto consider = [&](const Recipe& recipe) {
+      const PlannedLayout* one = estimate(recipe);
+      if (one != nullptr && is_before(*one, *best)) best = one;
+    };
+    const int num_ranks = predictor_.num_ranks();
+    for (const Neighbour& neighbour : neighbours(from.recipe, num_ranks, /*is_auto=*/false)) {
+      consider(neighbour.recipe);
+      if (neighbour.recipe.memory.recompute.name() == from.recipe.memory.recompute.name()) continue;
+      for (const int64_t times : {2, 4, 8}) {
+        if (const auto larger = with_larger_micro_batch(neighbour.recipe, times, num_ranks)) consider(*larger);
+      }
+    }
+    return best;
+  }
+
   /// To better neighbours, until there is none.
   void climb(const PlannedLayout* from) {
     while (from != nullptr && climbed_.insert(from->text).second) {
-      const PlannedLayout* best = from;
-      for (const Neighbour& neighbour : neighbours(from->recipe, predictor_.num_ranks(), /*is_auto=*/false)) {
-        const PlannedLayout* one = estimate(neighbour.recipe);
-        if (one != nullptr && is_before(*one, *best)) best = one;
-      }
+      const PlannedLayout* best = best_neighbour(*from);
       from = best == from ? nullptr : best;
     }
   }
@@ -160,24 +196,31 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
     start.pipeline.table = recipe.pipeline.table;
     const std::string text = layout_text(start, num_ranks);
     result.own = PlannedLayout{start, text, predictor.predict(start)};
-    if (is_exact(start)) search.estimate(start);
+    if (is_exact(start)) search.add(*result.own);
   } catch (const Error& error) {
     result.own_error = error.what();
   } catch (const c10::Error& error) {
     result.own_error = error.what_without_backtrace();
   }
-  for (const int64_t tp : divisors(num_ranks, 1, num_ranks)) {
-    for (const int64_t pp : divisors(num_ranks / tp, 1, num_ranks)) {
-      if (const auto seed = with_degrees(start, tp, pp, num_ranks)) search.estimate(*seed);
+  // Few stages first, and layers split inside a host: estimates of many stages take long, and links between hosts are
+  // slow. Recomputation makes room.
+  const int64_t per_host = std::max<int64_t>(1, predictor.hardware().hosts.front().devices);
+  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
+    for (const int64_t tp : divisors(num_ranks / pp, 1, std::min<int64_t>(num_ranks, per_host))) {
+      const auto seed = with_degrees(start, tp, pp, num_ranks);
+      if (!seed) continue;
+      search.estimate(*seed);
+      if (const auto less = changed_recipe(*seed, {{"memory.recompute", "full"}}, num_ranks)) search.estimate(*less);
     }
   }
-  constexpr size_t kClimbs = 4;
+  constexpr size_t kClimbs = 4, kLeast = 3;  // rows, if none fits
   const std::vector<PlannedLayout> seeds = search.all();
   for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].recipe));
   result.estimated = search.all();
   result.is_complete = search.is_complete();
-  for (const PlannedLayout& layout : result.estimated) {
-    if (result.best.size() == options.most_rows) break;
+  for (PlannedLayout& layout : result.estimated) {
+    const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
+    if (result.best.size() == (is_useful ? options.most_rows : kLeast)) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
     PlannedLayout whole{layout.recipe, layout.text, {}};
     try {
@@ -191,9 +234,12 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
       return other.prediction.seconds == whole.prediction.seconds &&
              other.prediction.memory.total() == whole.prediction.memory.total();
     });
+    layout.prediction = whole.prediction;  // so that sentences say what rows say
     if (is_new) result.best.push_back(std::move(whole));
   }
   std::ranges::stable_sort(result.best, is_before);
+  std::ranges::stable_sort(result.estimated, is_before);
+  if (result.fits()) std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
   return result;
 }
 

@@ -39,8 +39,8 @@ struct SearchResult {
 
 /// Searches the layouts of a recipe: degrees of all axes, technique, kinds of splits, schedule, micro-batches,
 /// recomputation and offload to the host; all that the registry has and that computes the gradient of one process.
-/// Estimates the recipe, and each pair of degrees of tensor and pipeline parallelism; from the best of them it goes on
-/// to the best neighbour until none is better.
+/// Estimates each pair of degrees of tensor (inside a host) and pipeline parallelism, with and without recomputation;
+/// from the best of them and the recipe it goes on to the best neighbour until none is better.
 SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options = {});
 
 /// Sentences with numbers, each the difference of two layouts of a search.

@@ -14,7 +14,7 @@ thread_local constinit bool is_host_kernel = false;
 double KernelWork::flops() const noexcept {
   if (kind == Kind::memory) return 0;
   const double size = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  return 2.0 * static_cast<double>(batch * products) * size * (is_causal ? 0.5 : 1);
+  return 2.0 * static_cast<double>(batch) * static_cast<double>(products) * size * (is_causal ? 0.5 : 1);
 }
 
 KernelLog* KernelLog::current() noexcept { return current_kernel_log; }

@@ -189,22 +189,19 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
  private:
   static constexpr int64_t kToldChunks = 64;
 
-  /// The work of chunks that stand for themselves.
+  /// The work of chunks for which others stand.
   static void count_skipped(const at::Tensor& hidden, const at::Tensor& weight, int64_t tokens, int64_t chunk,
                             const CrossEntropyTask& task) {
     KernelLog* log = KernelLog::current();
     if (log == nullptr) return;
-    const int64_t vocabulary = weight.size(0), width = weight.size(1);
-    for (int64_t done = 0; done < tokens; done += chunk) {
-      const at::ScalarType type = hidden.scalar_type();
-      count_product("mm", type, chunk, vocabulary, width);
-      if (task.grad_hidden) count_product("mm", type, chunk, width, vocabulary);
-      if (task.share != nullptr) count_product("mm", type, vocabulary, width, chunk);
-      log->add(
-          {.what = "cross_entropy",
-           .dtype = dtype_name_of(type),
-           .bytes = (task.has_gradient() ? 5 : 2) * chunk * vocabulary * static_cast<int64_t>(hidden.element_size())});
-    }
+    const int64_t vocabulary = weight.size(0), width = weight.size(1), chunks = tokens / chunk;
+    const at::ScalarType type = hidden.scalar_type();
+    count_product("mm", type, chunk, vocabulary, width, chunks);
+    if (task.grad_hidden) count_product("mm", type, chunk, width, vocabulary, chunks);
+    if (task.share != nullptr) count_product("mm", type, vocabulary, width, chunk, chunks);
+    const double logits = static_cast<double>(tokens) * static_cast<double>(vocabulary);
+    const double bytes = (task.has_gradient() ? 5 : 2) * logits * static_cast<double>(hidden.element_size());
+    log->add({.what = "cross_entropy", .dtype = dtype_name_of(type), .bytes = bytes_of_count(bytes)});
   }
 
   /// The loss, unscaled.
