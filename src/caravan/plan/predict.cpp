@@ -22,6 +22,10 @@ void add(Prediction& sum, const Prediction& one, double times) {
   sum.of_products += times * one.of_products;
   sum.idles += times * one.idles;
   sum.on_host += times * one.on_host;
+  sum.moved.to_host += times * one.moved.to_host;
+  sum.moved.from_host += times * one.moved.from_host;
+  sum.moved.to_disk += times * one.moved.to_disk;
+  sum.moved.from_disk += times * one.moved.from_disk;
   for (const auto& [axis, seconds] : one.waits) sum.waits[axis] += times * seconds;
 }
 
@@ -138,6 +142,13 @@ void Predictor::add_rates(Prediction& prediction, const Recipe& recipe) const {
 }
 
 Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
+  Prediction prediction = without_offload(recipe, spans);
+  add_offload(prediction, recipe);
+  add_rates(prediction, recipe);
+  return prediction;
+}
+
+Prediction Predictor::without_offload(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
   const std::vector<Rehearsal> rehearsals = rehearse_places(recipe);
   const auto simulated = [&](const auto& timeline_of, bool keeps) {
     std::vector<RankTimeline> ranks;
@@ -173,38 +184,43 @@ Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::S
     of_step.fullest_rank = one.rank;
     of_step.peak_event = one.peak_event;
   }
-  double waits = 0;
   for (const Rehearsal& one : rehearsals) {
-    waits = std::max(waits, offload_seconds(recipe, of_step, one));
+    const Rehearsal::Moved& own = one.moved;
+    of_step.moved.to_host = std::max(of_step.moved.to_host, own.to_host);
+    of_step.moved.from_host = std::max(of_step.moved.from_host, own.from_host);
+    of_step.moved.to_disk = std::max(of_step.moved.to_disk, own.to_disk);
+    of_step.moved.from_disk = std::max(of_step.moved.from_disk, own.from_disk);
     const int64_t devices = hardware_.host_of(one.rank).devices;
     of_step.host_bytes = std::max(of_step.host_bytes, devices * one.host.total());
   }
-  if (waits > 0) of_step.waits["host"] = waits;
-  of_step.seconds += waits;
-  add_rates(of_step, recipe);
   return of_step;
 }
 
 /// What offload adds to a step. Copies run beside it, the slower direction or the disk is the limit; the host steps
 /// beside the next forward, a third of the computation, or with a delay beside all of it.
-double Predictor::offload_seconds(const Recipe& recipe, const Prediction& without, const Rehearsal& rank) const {
-  if (rank.moved.to_host + rank.moved.from_host <= 0) return 0;
-  const HostKind& host = hardware_.host_of(rank.rank);
-  const auto devices = static_cast<double>(host.devices);
+void Predictor::add_offload(Prediction& prediction, const Recipe& recipe) const {
+  const Rehearsal::Moved& moved = prediction.moved;
+  if (moved.to_host + moved.from_host <= 0) return;
+  const HostKind& host = hardware_.host_of(prediction.fullest_rank);
   const double copies =
-      std::max(rank.moved.to_host, rank.moved.from_host) / hardware_.device_of(rank.rank).host_bytes_per_second;
+      std::max(moved.to_host, moved.from_host) / hardware_.device_of(prediction.fullest_rank).host_bytes_per_second;
   double disk = 0;
-  if (rank.disk_bytes > 0) {
+  if (moved.to_disk + moved.from_disk > 0) {
     if (host.disk_read_bytes_per_second <= 0 || host.disk_write_bytes_per_second <= 0) {
       throw UsageError({"plan", "offload", "the hosts of this hardware have no disks", hardware_.name,
                         "give disk_read and disk_write, or offload to the host"});
     }
-    disk = devices * (rank.moved.to_disk / host.disk_write_bytes_per_second +
-                      rank.moved.from_disk / host.disk_read_bytes_per_second);
+    disk = static_cast<double>(host.devices) *
+           (moved.to_disk / host.disk_write_bytes_per_second + moved.from_disk / host.disk_read_bytes_per_second);
   }
   const bool is_delayed = recipe.offload.reads("delayed_update") && recipe.offload.flag("delayed_update");
-  const double beside = is_delayed ? without.computes : without.computes / 3;
-  return std::max(0.0, std::max(copies, disk) - without.seconds) + std::max(0.0, without.on_host - beside);
+  const double beside = is_delayed ? prediction.computes : prediction.computes / 3;
+  const double steps = std::max(0.0, prediction.on_host - beside);
+  const double link = std::max(0.0, copies - prediction.seconds);
+  const double files = std::max(0.0, disk - prediction.seconds);
+  if (steps + std::max(link, files) <= 0) return;
+  prediction.waits[files > link ? "disk" : "host"] = steps + std::max(link, files);
+  prediction.seconds += steps + std::max(link, files);
 }
 
 Prediction Predictor::estimate(const Recipe& recipe) const {
@@ -219,7 +235,7 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
     for (const bool more_batches : {false, true}) {
       if ((more_layers && !has_layers) || (more_batches && !has_batches)) continue;
       const Sizes sizes{more_layers ? high.layers : low.layers, more_batches ? high.micro_batches : low.micro_batches};
-      const Prediction one = predict(with_sizes(recipe, sizes, plan));
+      const Prediction one = without_offload(with_sizes(recipe, sizes, plan), nullptr);
       const double of_layer = more_layers ? of_layers : 1 - of_layers;
       const double of_batch = more_batches ? of_batches : 1 - of_batches;
       add(sum, one, of_layer * of_batch);
@@ -229,6 +245,7 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
       sum.peak_event = one.peak_event;
     }
   }
+  add_offload(sum, recipe);
   add_rates(sum, recipe);
   return sum;
 }

@@ -20,8 +20,9 @@ struct Prediction {
   double computes = 0;           ///< seconds of the slowest rank in kernels
   double of_products = 0;        ///< of these, in products and attention
   double on_host = 0;            ///< seconds that the host steps the optimizer
+  Rehearsal::Moved moved{};      ///< bytes between tiers, of the rank that moves most
   double idles = 0;              ///< of the slowest rank: neither in kernels nor waiting for an axis that it sends over
-  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis; "host": for what is offloaded
+  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis; "host", "disk": for what is offloaded
   MemoryBytes memory{};                   ///< peak of the fullest rank
   int fullest_rank = 0;
   std::string peak_event{};
@@ -54,7 +55,8 @@ class Predictor {
  private:
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
   int slowest_of(int first, int count, const std::string& dtype) const;
-  double offload_seconds(const Recipe& recipe, const Prediction& without, const Rehearsal& rank) const;
+  Prediction without_offload(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const;
+  void add_offload(Prediction& prediction, const Recipe& recipe) const;
   void add_rates(Prediction& prediction, const Recipe& recipe) const;
 
   const Hardware& hardware_;

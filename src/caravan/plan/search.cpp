@@ -1,9 +1,11 @@
 #include "caravan/plan/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -32,7 +34,17 @@ bool offloads_to_host(const Recipe& recipe) {
   return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return recipe.offload.text(kind) == "host"; });
 }
 
-bool is_before(const PlannedLayout& a, const PlannedLayout& b) { return rank_of(a.prediction) < rank_of(b.prediction); }
+/// Of layouts as good as each other, within a hundredth, the simplest: little offload, an early technique of the list.
+auto order_of(const PlannedLayout& layout) {
+  const auto [does_not_fit, size] = rank_of(layout.prediction);
+  const auto offloaded = std::ranges::count_if(
+      kOffloadKinds, [&](const char* kind) { return layout.recipe.offload.text(kind) != "none"; });
+  const std::vector<std::string> names = names_of("data_parallel");
+  const auto technique = std::ranges::find(names, layout.recipe.data_parallel.name()) - names.begin();
+  return std::tuple(does_not_fit, std::llround(100 * std::log(std::max(size, 1e-30))), offloaded, technique, size);
+}
+
+bool is_before(const PlannedLayout& a, const PlannedLayout& b) { return order_of(a) < order_of(b); }
 
 /// On one data-parallel rank all techniques are one.
 Recipe canonical(const Recipe& recipe, int num_ranks) {
@@ -210,7 +222,13 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
       const auto seed = with_degrees(start, tp, pp, num_ranks);
       if (!seed) continue;
       search.estimate(*seed);
-      if (const auto less = changed_recipe(*seed, {{"memory.recompute", "full"}}, num_ranks)) search.estimate(*less);
+      const auto less = changed_recipe(*seed, {{"memory.recompute", "full"}}, num_ranks);
+      if (!less) continue;
+      search.estimate(*less);
+      for (const int64_t times : {4, 8}) {
+        const auto larger = pp == 1 ? with_larger_micro_batch(*less, times, num_ranks) : std::nullopt;
+        if (larger) search.estimate(*larger);
+      }
     }
   }
   constexpr size_t kClimbs = 4, kLeast = 3;  // rows, if none fits
