@@ -47,7 +47,7 @@ std::string cost_text(const Prediction& one) {
   std::vector<std::pair<double, std::string>> parts{
       {one.of_products, "products"}, {one.computes - one.of_products, "other kernels"}, {one.idles, "idle at the end"}};
   for (const auto& [axis, seconds] : one.waits) {
-    parts.emplace_back(seconds, "waits for " + (axis == "world" ? "the last rank" : axis));
+    parts.emplace_back(seconds, "waits for " + wait_name(axis));
   }
   std::ranges::sort(parts, std::greater<>());
   std::vector<std::string> texts;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/cost/product_fit.h"
 
 namespace caravan {
 namespace {
@@ -17,31 +18,24 @@ double bytes_of_dtype(std::string_view dtype) {
   return dtype == "fp16" || dtype == "bf16" ? 2 : 4;
 }
 
+/// Products of one kernel.
+double count_of(const KernelWork& work) { return static_cast<double>(work.batch) * static_cast<double>(work.products); }
+
 /// Operands and result.
 double product_bytes(const KernelWork& work) {
   if (work.bytes > 0) return static_cast<double>(work.bytes);
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
-  return static_cast<double>(work.batch) * static_cast<double>(work.products) * bytes_of_dtype(work.dtype) *
-         (m * k + k * n + m * n);
+  return count_of(work) * bytes_of_dtype(work.dtype) * (m * k + k * n + m * n);
 }
 
-/// Seconds of the tiles of a product, of which `rate` FLOP/s are computed by one unit.
-double tiled_seconds(const KernelWork& work, const fitted::Tile& tile, double ramp_k, double units, double rate,
-                     double whole_waves) {
+/// Seconds of the tiles of a product on an accelerator, of which `rate` FLOP/s are computed by one unit.
+double tiled_seconds(const KernelWork& work, const fitted::Tile& tile, double ramp_k, double units, double rate) {
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
-  const double tiles = std::ceil(m / tile.m) * std::ceil(n / tile.n) * static_cast<double>(work.batch) *
-                       static_cast<double>(work.products);
-  const double share = tiles / units;
-  double waves = std::max(1.0, whole_waves * std::ceil(share) + (1 - whole_waves) * share);
+  const double share = std::ceil(m / tile.m) * std::ceil(n / tile.n) * count_of(work) / units;
+  double waves = std::max(1.0, fitted::kWholeWaves * std::ceil(share) + (1 - fitted::kWholeWaves) * share);
   // Few tiles: libraries cut them along k.
-  if (whole_waves < 1 && share < 1 && k > fitted::kSplitK) waves = std::max(share, fitted::kSplitK / k);
+  if (share < 1 && k > fitted::kSplitK) waves = std::max(share, fitted::kSplitK / k);
   return waves * 2 * tile.m * tile.n * (k + ramp_k) / (rate * tile.rate);
-}
-
-double processor_product(const KernelWork& work, const HardwareDevice& device, const ProductRate& rate) {
-  const fitted::Tile tile{static_cast<double>(rate.tile_m), static_cast<double>(rate.tile_n), 1};
-  const auto units = static_cast<double>(device.units);
-  return tiled_seconds(work, tile, static_cast<double>(rate.ramp_k), units, rate.flops / units, /*whole_waves=*/1);
 }
 
 double accelerator_product(const KernelWork& work, const HardwareDevice& device, const ProductRate& rate) {
@@ -49,8 +43,8 @@ double accelerator_product(const KernelWork& work, const HardwareDevice& device,
   double best = HUGE_VAL;
   for (const fitted::Tile& tile : fitted::kTiles) {
     for (const fitted::Tile& one : {tile, fitted::Tile{tile.n, tile.m, tile.rate}}) {
-      best = std::min(best, tiled_seconds(work, one, static_cast<double>(rate.ramp_k), units,
-                                          rate.flops * fitted::kBoost / units, fitted::kWholeWaves));
+      best = std::min(
+          best, tiled_seconds(work, one, static_cast<double>(rate.ramp_k), units, rate.flops * fitted::kBoost / units));
     }
   }
   best = std::max(best, work.flops() / (rate.flops * rate.sustained));
@@ -58,6 +52,18 @@ double accelerator_product(const KernelWork& work, const HardwareDevice& device,
   const auto is_odd = [](int64_t size) { return size % 8 != 0; };
   if (is_short && (is_odd(work.m) || is_odd(work.n) || is_odd(work.k))) best /= fitted::kUnaligned;
   return work.batch > 1 ? best / fitted::kBatched : best;
+}
+
+/// What any kernel takes besides its work.
+double launch_of(const HardwareDevice& device, std::string_view dtype) {
+  const ProductRate* rate = device.product(dtype);
+  return rate != nullptr && rate->kernel_seconds > 0 ? rate->kernel_seconds : device.launch_seconds;
+}
+
+double bytes_per_second_of(const HardwareDevice& device, std::string_view dtype) {
+  const ProductRate* rate = device.product(dtype);
+  return rate != nullptr && rate->kernel_bytes_per_second > 0 ? rate->kernel_bytes_per_second
+                                                              : device.memory_bytes_per_second;
 }
 
 }  // namespace
@@ -111,25 +117,8 @@ const ProductRate& HardwareCosts::rate_of(const HardwareDevice& device, std::str
   return device.products.front();
 }
 
-namespace {
-
-/// What any kernel takes besides its work.
-double launch_of(const HardwareDevice& device, std::string_view dtype) {
-  const ProductRate* rate = device.product(dtype);
-  return rate != nullptr && rate->kernel_seconds > 0 ? rate->kernel_seconds : device.launch_seconds;
-}
-
-double bytes_per_second_of(const HardwareDevice& device, std::string_view dtype) {
-  const ProductRate* rate = device.product(dtype);
-  return rate != nullptr && rate->kernel_bytes_per_second > 0 ? rate->kernel_bytes_per_second
-                                                              : device.memory_bytes_per_second;
-}
-
-}  // namespace
-
 double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& device) const {
   const double launch = launch_of(device, work.dtype);
-  const double moves = product_bytes(work) / device.memory_bytes_per_second;
   if (work.kind == KernelWork::Kind::memory) {
     return static_cast<double>(work.bytes) / bytes_per_second_of(device, work.dtype) + launch;
   }
@@ -138,9 +127,10 @@ double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& devi
   const bool is_attention = work.kind == KernelWork::Kind::attention;
   const ProductRate& rate = rate_of(device, is_attention && work.dtype == "fp8" ? "bf16" : work.dtype);
   if (!is_attention) {
-    const double computes =
-        device.is_processor ? processor_product(work, device, rate) : accelerator_product(work, device, rate);
-    return std::max(computes, moves) + launch;
+    const double computes = device.is_processor
+                                ? product_seconds(rate, device.units, work.m, work.n, work.k, count_of(work))
+                                : accelerator_product(work, device, rate);
+    return std::max(computes, product_bytes(work) / device.memory_bytes_per_second) + launch;
   }
   const bool is_forward = work.products <= 2;
   double share = is_forward ? attention_.forward : attention_.backward;
@@ -148,11 +138,11 @@ double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& devi
     const double of_forward = fitted::kFlash2.backward / fitted::kFlash2.forward;
     share = device.attention_fraction * (is_forward || device.is_processor ? 1 : of_forward);
   }
-  const double least = static_cast<double>(work.bytes) / device.memory_bytes_per_second;
-  if (device.is_processor) return std::max(work.flops() / (rate.flops * share), least) + launch;
+  const double moves = static_cast<double>(work.bytes) / device.memory_bytes_per_second;
+  if (device.is_processor) return std::max(work.flops() / (rate.flops * share), moves) + launch;
   const auto keys = static_cast<double>(work.n);
   share *= keys / (keys + fitted::kAttentionRamp);
-  return std::max(work.flops() / (rate.flops * rate.sustained * share), least) + fitted::kAttentionKernels * launch;
+  return std::max(work.flops() / (rate.flops * rate.sustained * share), moves) + fitted::kAttentionKernels * launch;
 }
 
 double HardwareCosts::seconds(const KernelWork& work, int rank) const {

@@ -12,13 +12,12 @@ constexpr int64_t kTiles[] = {1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 19
 constexpr int64_t kRamps[] = {0, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
 constexpr double kBetter = 1 - 1e-9;  // more than rounding
 
-int64_t ceil_div(int64_t a, int64_t b) noexcept { return (a + b - 1) / b; }
-
 /// FLOPs that the formula counts, padded tiles and idle units included.
-double counted_flops(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k) noexcept {
-  const auto waves = static_cast<double>(ceil_div(ceil_div(m, rate.tile_m) * ceil_div(n, rate.tile_n), units));
-  return waves * static_cast<double>(units) * 2 * static_cast<double>(rate.tile_m) * static_cast<double>(rate.tile_n) *
-         static_cast<double>(k + rate.ramp_k);
+double counted_flops(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k, double count) noexcept {
+  const auto tile_m = static_cast<double>(rate.tile_m), tile_n = static_cast<double>(rate.tile_n);
+  const double tiles = std::ceil(static_cast<double>(m) / tile_m) * std::ceil(static_cast<double>(n) / tile_n) * count;
+  const double waves = std::ceil(tiles / static_cast<double>(units));
+  return waves * static_cast<double>(units) * 2 * tile_m * tile_n * static_cast<double>(k + rate.ramp_k);
 }
 
 /// Sets rate.flops to what fits best, for its tile and ramp.
@@ -28,7 +27,7 @@ ProductFit fit_flops(ProductRate rate, int64_t units, double launch_seconds,
     return std::log(std::max(one.seconds - launch_seconds, one.seconds / 10));
   };
   const auto log_flops = [&](const TimedProduct& one) {
-    return std::log(counted_flops(rate, units, one.m, one.n, one.k));
+    return std::log(counted_flops(rate, units, one.m, one.n, one.k, 1));
   };
   double sum = 0;
   for (const TimedProduct& one : products) sum += log_flops(one) - log_time(one);
@@ -47,8 +46,8 @@ ProductFit fit_flops(ProductRate rate, int64_t units, double launch_seconds,
 
 }  // namespace
 
-double product_seconds(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k) noexcept {
-  return counted_flops(rate, units, m, n, k) / rate.flops;
+double product_seconds(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k, double count) noexcept {
+  return counted_flops(rate, units, m, n, k, count) / rate.flops;
 }
 
 ProductFit fit_product_rate(const std::string& dtype, int64_t units, double launch_seconds,

@@ -18,8 +18,10 @@ struct TimedProduct {
   double flops() const noexcept { return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
 };
 
-/// What ProductRate's formula says for a device with `units`, without the launch of its kernel.
-double product_seconds(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k) noexcept;
+/// What ProductRate's formula says of `count` such products, computed together, on a device with `units`, without the
+/// launch of their kernel.
+double product_seconds(const ProductRate& rate, int64_t units, int64_t m, int64_t n, int64_t k,
+                       double count = 1) noexcept;
 
 struct ProductFit {
   ProductRate rate{};

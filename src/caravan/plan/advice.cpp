@@ -20,17 +20,13 @@ struct Feature {
   std::function<bool(const Recipe&)> has;
 };
 
-bool offloads(const Recipe& recipe) {
-  return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return recipe.offload.text(kind) != "none"; });
-}
-
 std::vector<Feature> features_of(const std::vector<PlannedLayout>& layouts) {
   std::vector<Feature> all{
       {"tensor parallelism", [](const Recipe& recipe) { return recipe.tensor_parallel.is_used(); }},
       {"pipeline stages", [](const Recipe& recipe) { return recipe.pipeline.is_used(); }},
       {"context parallelism", [](const Recipe& recipe) { return recipe.context_parallel.is_used(); }},
       {"recomputation", [](const Recipe& recipe) { return !recipe.memory.recompute.is_none(); }},
-      {"offload", offloads}};
+      {"offload", [](const Recipe& recipe) { return is_offload_used(recipe.offload); }}};
   std::set<std::string> techniques;
   for (const PlannedLayout& layout : layouts) techniques.insert(layout.recipe.data_parallel.name());
   for (const std::string& name : techniques) {
@@ -55,7 +51,7 @@ std::string loss_text(const Prediction& slow, const Prediction& fast) {
       return found == one.waits.end() ? 0.0 : found->second;
     };
     const double more = of(slow) - of(fast);
-    add(more, fmt::format("waits {} more for {}", seconds_text(more), axis == "world" ? "the last rank" : axis));
+    add(more, fmt::format("waits {} more for {}", seconds_text(more), wait_name(axis)));
   }
   const double computes = slow.computes - fast.computes;
   add(computes, fmt::format("computes {} longer", seconds_text(computes)));

@@ -82,32 +82,33 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   return all;
 }
 
-/// The recipe on this number of ranks, if it is legal and different. Keys that the other choice does not read are left
-/// out.
+/// The recipe with these changes, if that is different, and legal with the micro-batch of the recipe or its own.
 std::optional<Recipe> changed(Recipe recipe, const Changes& changes, bool is_auto, int num_ranks) {
   const int64_t micro_batch = plan_batch(recipe, num_ranks).micro_batch;
   const RecipeValue before = recipe_key(changes.front().key).get(recipe);
-  const PipelineChoice pipeline = recipe.pipeline;
-  try {
-    if (is_auto) recipe.train.micro_batch = kAutoMicroBatch;
-    for (const Change& change : changes) {
-      if (!recipe_key(change.key).set(recipe, change.value).empty()) return std::nullopt;
-    }
-    const bool is_of_micro_batch = changes.front().key == "train.micro_batch";
-    recipe = parse_recipe(to_toml(recipe), "neighbour");
-    if (recipe.pipeline.file == pipeline.file) recipe.pipeline.table = pipeline.table;
-    mesh_axes(recipe, num_ranks);
-    const bool fits = plan_batch(recipe, num_ranks).rows() % micro_batch == 0;
-    if (fits && !is_of_micro_batch && !recipe.pipeline.is_used()) recipe.train.micro_batch = micro_batch;
-    plan_batch(recipe, num_ranks);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  if (recipe_key(changes.front().key).get(recipe) == before) return std::nullopt;
-  return recipe;
+  if (is_auto) recipe.train.micro_batch = kAutoMicroBatch;
+  std::vector<std::pair<std::string, RecipeValue>> keys;
+  for (const Change& change : changes) keys.emplace_back(change.key, change.value);
+  std::optional<Recipe> other = changed_recipe(recipe, keys, num_ranks);
+  if (!other || recipe_key(changes.front().key).get(*other) == before) return std::nullopt;
+  const bool is_of_micro_batch = changes.front().key == "train.micro_batch";
+  const bool fits = plan_batch(*other, num_ranks).rows() % micro_batch == 0;
+  if (!fits || is_of_micro_batch || other->pipeline.is_used()) return other;
+  other->train.micro_batch = micro_batch;
+  return changed_recipe(*other, {}, num_ranks);
 }
 
 }  // namespace
+
+Recipe legal_recipe(const Recipe& recipe, int num_ranks) {
+  Recipe legal = parse_recipe(to_toml(recipe), "layout");
+  if (legal.pipeline.file == recipe.pipeline.file) legal.pipeline.table = recipe.pipeline.table;
+  legal.folder = recipe.folder;
+  legal.name = recipe.name;
+  mesh_axes(legal, num_ranks);
+  plan_batch(legal, num_ranks);
+  return legal;
+}
 
 std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std::pair<std::string, RecipeValue>>& keys,
                                      int num_ranks) {
@@ -116,13 +117,7 @@ std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std
     for (const auto& [key, value] : keys) {
       if (!recipe_key(key).set(other, value).empty()) return std::nullopt;
     }
-    other = parse_recipe(to_toml(other), "layout");
-    if (other.pipeline.file == recipe.pipeline.file) other.pipeline.table = recipe.pipeline.table;
-    other.folder = recipe.folder;
-    other.name = recipe.name;
-    mesh_axes(other, num_ranks);
-    plan_batch(other, num_ranks);
-    return other;
+    return legal_recipe(other, num_ranks);
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -15,8 +15,10 @@ struct Neighbour {
   Recipe recipe;       ///< with a number of sequences in a micro-batch: those of the first, if they divide its rows
 };
 
-/// The recipe with other values of some keys, if it is legal on `num_ranks` ranks. Keys that the other choices do not
-/// read are left out.
+/// The recipe as it is used on `num_ranks` ranks: keys that its choices do not read have their defaults. Throws
+/// UsageError if it is not legal.
+Recipe legal_recipe(const Recipe& recipe, int num_ranks);
+/// That of the recipe with other values of some keys; nothing if it is not legal.
 std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std::pair<std::string, RecipeValue>>& keys,
                                      int num_ranks);
 

@@ -74,6 +74,8 @@ double share(int64_t from, int64_t to, int64_t at) {
 
 }  // namespace
 
+std::string wait_name(const std::string& axis) { return axis == "world" ? "the last rank" : axis; }
+
 int ranks_sharing_memory(const Recipe& recipe, int per_host) {
   const std::string& backend = recipe.comm.backend;
   const bool has_shared =
@@ -179,12 +181,11 @@ Prediction Predictor::without_offload(const Recipe& recipe, std::vector<Simulate
   Prediction of_step;
   add(of_step, prediction, 1 / steps);
   for (const Rehearsal& one : rehearsals) {
-    if (one.peak.total() <= of_step.memory.total()) continue;
-    of_step.memory = one.peak;
-    of_step.fullest_rank = one.rank;
-    of_step.peak_event = one.peak_event;
-  }
-  for (const Rehearsal& one : rehearsals) {
+    if (one.peak.total() > of_step.memory.total()) {
+      of_step.memory = one.peak;
+      of_step.fullest_rank = one.rank;
+      of_step.peak_event = one.peak_event;
+    }
     const Rehearsal::Moved& own = one.moved;
     of_step.moved.to_host = std::max(of_step.moved.to_host, own.to_host);
     of_step.moved.from_host = std::max(of_step.moved.from_host, own.from_host);

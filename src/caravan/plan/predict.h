@@ -34,6 +34,9 @@ struct Prediction {
   }
 };
 
+/// What Prediction::waits is for, in a text: an axis, or "the last rank" for calls of all ranks.
+std::string wait_name(const std::string& axis);
+
 /// The number of neighbouring ranks that share memory, of `per_host` on a host; 0: none, as the back-end has it.
 int ranks_sharing_memory(const Recipe& recipe, int per_host);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -28,10 +29,6 @@ std::pair<bool, double> rank_of(const Prediction& one) {
     return room > 0 ? static_cast<double>(bytes) / static_cast<double>(room) : 0;
   };
   return {true, std::max(share(one.memory.total(), one.room_bytes), share(one.host_bytes, one.host_room_bytes))};
-}
-
-bool offloads_to_host(const Recipe& recipe) {
-  return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return recipe.offload.text(kind) == "host"; });
 }
 
 /// Of layouts as good as each other, within a hundredth, the simplest: little offload, an early technique of the list.
@@ -69,6 +66,17 @@ std::optional<Recipe> with_larger_micro_batch(const Recipe& recipe, int64_t time
   return changed_recipe(recipe, {{"pipeline.micro_batches", plan.accumulation / times}}, num_ranks);
 }
 
+/// Nothing if it cannot be rehearsed: it is not possible on these ranks, or has sizes that no tensor has.
+std::optional<Prediction> if_possible(const std::function<Prediction()>& predict) {
+  try {
+    return predict();
+  } catch (const Error&) {
+    return std::nullopt;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
@@ -86,12 +94,10 @@ class Search {
     }
     std::optional<PlannedLayout>& layout = known_[text];
     // The memory of a processor's host is that of its ranks.
-    if (predictor_.hardware().device_of(0).is_processor && offloads_to_host(recipe)) return nullptr;
-    try {
-      if (is_exact(recipe)) layout = PlannedLayout{recipe, text, predictor_.estimate(recipe)};
-    } catch (const Error&) {       // NOLINT: not possible on these ranks, which is no news
-    } catch (const c10::Error&) {  // NOLINT: sizes that no tensor has
-    }
+    if (predictor_.hardware().device_of(0).is_processor && uses_tier(recipe.offload, "host")) return nullptr;
+    if (!is_exact(recipe)) return nullptr;
+    const auto prediction = if_possible([&] { return predictor_.estimate(recipe); });
+    if (prediction) layout = PlannedLayout{recipe, text, *prediction};
     return layout ? &*layout : nullptr;
   }
 
@@ -150,6 +156,16 @@ std::optional<Recipe> with_degrees(const Recipe& recipe, int64_t tp, int64_t pp,
   return changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", num_ranks / replica}}, num_ranks);
 }
 
+/// "shard 2", "sequence true": what is not as it is at first.
+std::vector<std::string> given_keys(const Setting& setting) {
+  std::vector<std::string> all;
+  for (const SettingKey& key : setting.entry().keys) {
+    const RecipeValue& value = setting.value(key.name);
+    if (value != key.initial) all.push_back(fmt::format("{} {}", key.name, to_toml(value)));
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string layout_text(const Recipe& recipe, int num_ranks) {
@@ -157,18 +173,12 @@ std::string layout_text(const Recipe& recipe, int num_ranks) {
   std::vector<std::string> parts;
   const std::string split = split_text(recipe, plan.dp);
   std::string technique = recipe.data_parallel.name();
-  for (const SettingKey& key : recipe.data_parallel.entry().keys) {
-    const RecipeValue& value = recipe.data_parallel.value(key.name);
-    if (value != key.initial) technique += fmt::format(" {} {}", key.name, to_toml(value));
-  }
+  for (const std::string& key : given_keys(recipe.data_parallel)) technique += " " + key;
   parts.push_back(split.empty() ? fmt::format("dp {}", plan.dp) : split);
   if (plan.dp > 1) parts.push_back(technique);
   if (!recipe.memory.recompute.is_none()) {
-    const Setting& recompute = recipe.memory.recompute;
-    std::string text = "recompute " + recompute.name();
-    for (const SettingKey& key : recompute.entry().keys) {
-      if (recompute.value(key.name) != key.initial) text += " " + to_toml(recompute.value(key.name));
-    }
+    std::string text = "recompute " + recipe.memory.recompute.name();
+    for (const std::string& key : given_keys(recipe.memory.recompute)) text += " " + key;
     parts.push_back(text);
   }
   for (const char* kind : kOffloadKinds) {
@@ -176,10 +186,7 @@ std::string layout_text(const Recipe& recipe, int num_ranks) {
   }
   for (const Split* kind : {&recipe.tensor_parallel, &recipe.context_parallel, &recipe.expert_parallel}) {
     if (!kind->is_used()) continue;
-    for (const SettingKey& key : kind->kind.entry().keys) {
-      const RecipeValue& value = kind->kind.value(key.name);
-      if (value != key.initial) parts.push_back(fmt::format("{} {}", key.name, to_toml(value)));
-    }
+    for (std::string& key : given_keys(kind->kind)) parts.push_back(std::move(key));
   }
   if (recipe.tiling.reads("tiles") && recipe.tiling.whole("tiles") > 1) {
     parts.push_back(fmt::format("{} tiles", recipe.tiling.whole("tiles")));
@@ -203,9 +210,7 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
     start.train.micro_batch = row_parts(start);
   }
   try {
-    start = parse_recipe(to_toml(start), "recipe");
-    start.folder = recipe.folder;
-    start.pipeline.table = recipe.pipeline.table;
+    start = legal_recipe(start, num_ranks);
     const std::string text = layout_text(start, num_ranks);
     result.own = PlannedLayout{start, text, predictor.predict(start)};
     if (is_exact(start)) search.add(*result.own);
@@ -240,20 +245,13 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
     const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
     if (result.best.size() == (is_useful ? options.most_rows : kLeast)) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
-    PlannedLayout whole{layout.recipe, layout.text, {}};
-    try {
-      whole.prediction = predictor.predict(layout.recipe);
-    } catch (const Error&) {
-      continue;
-    } catch (const c10::Error&) {
-      continue;
-    }
+    const auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
+    if (!whole) continue;
+    layout.prediction = *whole;  // so that sentences say what rows say
     const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
-      return other.prediction.seconds == whole.prediction.seconds &&
-             other.prediction.memory.total() == whole.prediction.memory.total();
+      return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
     });
-    layout.prediction = whole.prediction;  // so that sentences say what rows say
-    if (is_new) result.best.push_back(std::move(whole));
+    if (is_new) result.best.push_back(layout);
   }
   std::ranges::stable_sort(result.best, is_before);
   std::ranges::stable_sort(result.estimated, is_before);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +17,8 @@ struct PlannedLayout {
   Prediction prediction;
 };
 
-/// "pp 2 (1f1b) x dp 4 (zero1), recompute full, 4 micro-batches of 2": what a search may choose.
+/// "pp 2 (1f1b) x dp 4, zero1, recompute full, 8 x 2 sequences" (micro-batches and their size): what a search may
+/// choose.
 std::string layout_text(const Recipe& recipe, int num_ranks);
 
 struct SearchOptions {

@@ -8,17 +8,14 @@
 
 #include <fmt/format.h>
 
+#include "caravan/comm/measure/statistics.h"
+
 namespace caravan::published {
 namespace {
 
 constexpr double kBytesOfGib = 1 << 30;
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
+double median_of(const std::vector<double>& values) { return measure::quantile(values, 0.5); }
 
 double mean_of(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());

@@ -31,7 +31,7 @@ class Row {
   std::map<std::string, std::string, std::less<>> texts_;
 };
 
-/// Columns that describe a run; others are answers, or are not read.
+/// Columns of which a table needs at least one. Others may tell more: "note", "table".
 const std::vector<std::string>& described_columns();
 
 /// Reads comma-separated values with a header. Fields may be in quotes. Throws DataError, naming the file: if it cannot

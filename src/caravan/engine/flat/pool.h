@@ -23,8 +23,7 @@ class BufferPool {
   BufferPool(Communicator& comm, bool is_meta) : comm_(comm), is_meta_(is_meta) {}
 
   /// `count` elements with undefined contents. The buffer returns to the pool when the last reference to its storage is
-  /// gone.
-  /// `room`: elements of the buffer's memory if that is larger, such as the common size of chunks.
+  /// gone. `room`: elements of the buffer's memory if that is larger, such as the common size of chunks.
   at::Tensor take(int64_t count, at::ScalarType type, int64_t room = 0);
   /// Returns the memory of unused buffers to the communicator, and resets the peak.
   void trim();

@@ -15,23 +15,17 @@ SettingKey tier_key(const char* name, const std::string& help) {
           one_of({"none", "host", "disk", "auto"})};
 }
 
-bool uses(const Setting& setting, const char* tier) {
-  return std::ranges::any_of(kOffloadKinds, [&](const char* kind) { return setting.text(kind) == tier; });
-}
-
-bool is_used(const Setting& setting) { return uses(setting, "host") || uses(setting, "disk") || uses(setting, "auto"); }
-
 SettingKey with(SettingKey key, std::function<std::string(const Setting&)> idle) {
   key.idle = std::move(idle);
   return key;
 }
 
 std::string idle_without_offload(const Setting& setting) {
-  return is_used(setting) ? "" : "is used if something is offloaded only";
+  return is_offload_used(setting) ? "" : "is used if something is offloaded only";
 }
 
 std::string idle_without_disk(const Setting& setting) {
-  return uses(setting, "disk") || uses(setting, "auto") ? "" : "is used with \"disk\" or \"auto\" only";
+  return uses_tier(setting, "disk") || uses_tier(setting, "auto") ? "" : "is used with \"disk\" or \"auto\" only";
 }
 
 std::string idle_without_delay(const Setting& setting) {
@@ -39,7 +33,7 @@ std::string idle_without_delay(const Setting& setting) {
 }
 
 std::optional<Misfit> misfit_of_tiers(const Setting& setting) {
-  if (uses(setting, "disk") && setting.texts("disk_dirs").empty()) {
+  if (uses_tier(setting, "disk") && setting.texts("disk_dirs").empty()) {
     return Misfit{"offload.disk_dirs", "names no folder for what is offloaded to disk",
                   "set it to folders on local disks"};
   }
@@ -84,7 +78,7 @@ Entry offload_tiers_entry() {
           .traits =
               [](const Setting& setting) {
                 Traits traits = usual_traits_of(setting);
-                if (is_used(setting)) {
+                if (is_offload_used(setting)) {
                   traits.needs[Trait::offloads] = "its state cannot rest outside of the device (section offload)";
                 }
                 if (setting.flag("delayed_update")) {
