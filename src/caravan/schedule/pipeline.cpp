@@ -1,9 +1,8 @@
 #include "caravan/schedule/pipeline.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
-#include <tuple>
+#include <optional>
+#include <vector>
 
 #include "caravan/base/error.h"
 
@@ -16,8 +15,14 @@ class Simulation {
  public:
   Simulation(const PipelineOrder& order, const std::vector<StageCost>& stages) : order_(order), stages_(stages) {
     for (const PassOrder& passes : order.ranks) {
+      for (const Pass& pass : passes) num_micro_batches_ = std::max(num_micro_batches_, pass.micro_batch + 1);
+    }
+    const size_t count = static_cast<size_t>(order.num_stages()) * static_cast<size_t>(num_micro_batches_);
+    has_weight_.resize(count);
+    for (std::vector<double>* ends : {&forward_ends_, &backward_ends_}) ends->resize(count, kNever);
+    for (const PassOrder& passes : order.ranks) {
       for (const Pass& pass : passes) {
-        if (pass.kind == weight) deferred_.emplace(pass.stage, pass.micro_batch);
+        if (pass.kind == weight) has_weight_[number_of(pass.stage, pass.micro_batch)] = true;
       }
     }
     timeline_.ranks.resize(order.ranks.size());
@@ -44,6 +49,12 @@ class Simulation {
   }
 
  private:
+  static constexpr double kNever = -1;
+
+  /// Of a stage's pass of a micro-batch: orders have many passes.
+  size_t number_of(int stage, int micro_batch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(num_micro_batches_) + static_cast<size_t>(micro_batch);
+  }
   int rank_of(int stage) const { return order_.rank_of_stage[static_cast<size_t>(stage)]; }
   bool is_stage(int stage) const { return stage >= 0 && stage < order_.num_stages(); }
 
@@ -53,7 +64,7 @@ class Simulation {
       case forward: return cost.forward;
       case recompute: return cost.recompute;
       case weight: return cost.weight;
-      case backward: return cost.backward + (deferred_.contains({pass.stage, pass.micro_batch}) ? 0 : cost.weight);
+      case backward: return cost.backward + (has_weight_[number_of(pass.stage, pass.micro_batch)] ? 0 : cost.weight);
       case update: return 0;
     }
     return 0;
@@ -63,10 +74,10 @@ class Simulation {
   std::optional<double> input_of(const Pass& pass) const {
     const int from = pass.kind == forward ? pass.stage - 1 : pass.kind == backward ? pass.stage + 1 : -1;
     if (!is_stage(from)) return 0;
-    const auto found = ends_.find({pass.kind, from, pass.micro_batch});
-    if (found == ends_.end()) return std::nullopt;
+    const double end = (pass.kind == forward ? forward_ends_ : backward_ends_)[number_of(from, pass.micro_batch)];
+    if (end == kNever) return std::nullopt;
     const bool crosses = rank_of(from) != rank_of(pass.stage);
-    return found->second + (crosses ? stages_[static_cast<size_t>(std::min(from, pass.stage))].send : 0);
+    return end + (crosses ? stages_[static_cast<size_t>(std::min(from, pass.stage))].send : 0);
   }
 
   bool try_pass(size_t rank, const Pass& pass) {
@@ -77,7 +88,8 @@ class Simulation {
     const double end = begin + duration(pass);
     if (pass.kind != update) own.spans.push_back({pass, begin, end});
     own.busy += end - begin;
-    ends_[{pass.kind, pass.stage, pass.micro_batch}] = end;
+    if (pass.kind == forward) forward_ends_[number_of(pass.stage, pass.micro_batch)] = end;
+    if (pass.kind == backward) backward_ends_[number_of(pass.stage, pass.micro_batch)] = end;
     timeline_.total = std::max(timeline_.total, end);
     const int to = pass.kind == forward ? pass.stage + 1 : pass.kind == backward ? pass.stage - 1 : -1;
     if (is_stage(to) && rank_of(to) != rank_of(pass.stage)) ++own.num_sent;
@@ -86,8 +98,9 @@ class Simulation {
 
   const PipelineOrder& order_;
   const std::vector<StageCost>& stages_;
-  std::set<std::pair<int, int>> deferred_;  ///< stage and micro-batch with a W
-  std::map<std::tuple<Pass::Kind, int, int>, double> ends_;
+  int num_micro_batches_ = 0;
+  std::vector<bool> has_weight_;  ///< by number_of
+  std::vector<double> forward_ends_, backward_ends_;
   Timeline timeline_;
 };
 
