@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/cost/extend_timeline.h"
 #include "caravan/cost/hardware_costs.h"
 #include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/schedule/stages.h"
 #include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
 
@@ -35,30 +38,34 @@ void add(MemoryBytes& sum, const MemoryBytes& one, double times) {
   }
 }
 
-/// A smaller step of the same kind: other numbers of layers and of micro-batches.
-struct Sizes {
-  int64_t layers;
-  int64_t micro_batches;
-};
-
-Recipe with_sizes(Recipe recipe, const Sizes& sizes, const BatchPlan& plan) {
-  recipe.model.layers = sizes.layers;
+Recipe with_sizes(Recipe recipe, const StepSizes& sizes, const BatchPlan& plan) {
+  recipe.model.layers = std::accumulate(sizes.layers.begin(), sizes.layers.end(), int64_t{0});
   if (!recipe.pipeline.is_used()) return recipe;
+  recipe.pipeline.schedule.set("cut", sizes.layers);
   recipe.pipeline.schedule.set("micro_batches", sizes.micro_batches);
   recipe.train.global_batch = plan.dp * plan.micro_batch * sizes.micro_batches;
   return recipe;
 }
 
-/// The two sizes between which a line is drawn; equal if the step is small enough for a whole rehearsal.
-std::pair<Sizes, Sizes> few_sizes(const Recipe& recipe, const BatchPlan& plan) {
-  const Sizes whole{recipe.model.layers, plan.accumulation};
-  const int64_t stages = recipe.pipeline.is_used() ? recipe.pipeline.num_stages() : 1;
-  const bool has_even_stages = whole.layers % stages == 0 && recipe.pipeline.layers().empty();
-  std::pair<Sizes, Sizes> few{whole, whole};
-  const int64_t least = stages == 1 ? 4 : 1;  // layers of a stage; the first and the last ones are not like others
-  if (has_even_stages && whole.layers > (least + 1) * stages) {
-    few.first.layers = least * stages;
-    few.second.layers = (least + 1) * stages;
+/// Layers of each stage of the whole model, as its pipeline cuts it.
+std::vector<int64_t> layers_of_stages(const Recipe& recipe) {
+  if (!recipe.pipeline.is_used()) return {recipe.model.layers};
+  const std::vector<int> stages = stage_of_units(recipe.pipeline, recipe.model, unit_flops(recipe.model));
+  std::vector<int64_t> layers(static_cast<size_t>(recipe.pipeline.num_stages()));
+  for (size_t unit = 1; unit + 1 < stages.size(); ++unit) ++layers[static_cast<size_t>(stages[unit])];
+  return layers;
+}
+
+/// The two sizes between which a line is drawn; equal if the step is small enough for a whole rehearsal. Every stage
+/// has as many layers fewer, so that the slowest one stays it.
+std::pair<StepSizes, StepSizes> few_sizes(const Recipe& recipe, const BatchPlan& plan) {
+  const StepSizes whole{layers_of_stages(recipe), plan.accumulation};
+  std::pair<StepSizes, StepSizes> few{whole, whole};
+  // The first and the last layers are not like others.
+  const int64_t least = whole.layers.size() == 1 ? 4 : 1, fewest = std::ranges::min(whole.layers);
+  if (fewest > least + 1) {
+    for (int64_t& layers : few.first.layers) layers -= fewest - least;
+    for (int64_t& layers : few.second.layers) layers -= fewest - least - 1;
   }
   const int64_t ranks = recipe.pipeline.degree;
   if (recipe.pipeline.is_used() && whole.micro_batches > 4 * ranks && whole.micro_batches % ranks == 0) {
@@ -125,33 +132,43 @@ void Predictor::add_rates(Prediction& prediction, const Recipe& recipe) const {
   const double tokens = static_cast<double>(recipe.train.global_batch) * static_cast<double>(model.context);
   prediction.tokens_per_second = tokens / prediction.seconds;
   double peak = 0;
-  int64_t room = 0, left = num_ranks_;
+  int64_t left = num_ranks_;
   for (const HostKind& host : hardware_.hosts) {
     const int64_t devices = std::min(left, host.count * host.devices);
     if (devices == 0) break;
     const HardwareDevice& device = hardware_.device_of(num_ranks_ - left);
     const ProductRate& rate = HardwareCosts::rate_of(device, recipe.precision.compute);
     peak += static_cast<double>(devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
-    const int64_t own = device.memory_bytes - device.reserved_bytes;
-    room = room == 0 ? own : std::min(room, own);
     left -= devices;
   }
-  if (const int64_t budget = device_budget(recipe); budget > 0) room = std::min(room, budget);
   const double flops = model.flops_per_token(model.context) * tokens;
   prediction.utilisation = peak > 0 ? flops / prediction.seconds / peak : 0;
-  prediction.room_bytes = room;
+  prediction.room_bytes = room_bytes(recipe);
   prediction.host_room_bytes = hardware_.host_of(prediction.fullest_rank).memory_bytes;
 }
 
+int64_t Predictor::room_bytes(const Recipe& recipe) const {
+  int64_t room = 0, left = num_ranks_;
+  for (const HostKind& host : hardware_.hosts) {
+    if (left == 0) break;
+    const HardwareDevice& device = hardware_.device_of(num_ranks_ - left);
+    const int64_t own = device.memory_bytes - device.reserved_bytes;
+    room = room == 0 ? own : std::min(room, own);
+    left -= std::min(left, host.count * host.devices);
+  }
+  const int64_t budget = device_budget(recipe);
+  return budget > 0 ? std::min(room, budget) : room;
+}
+
 Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
-  Prediction prediction = without_offload(recipe, spans);
+  Prediction prediction = without_offload(rehearse_places(recipe), spans);
   add_offload(prediction, recipe);
   add_rates(prediction, recipe);
   return prediction;
 }
 
-Prediction Predictor::without_offload(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
-  const std::vector<Rehearsal> rehearsals = rehearse_places(recipe);
+Prediction Predictor::without_offload(const std::vector<Rehearsal>& rehearsals,
+                                      std::vector<SimulatedStep::Span>* spans) const {
   const auto simulated = [&](const auto& timeline_of, bool keeps) {
     std::vector<RankTimeline> ranks;
     for (const Rehearsal& one : rehearsals) ranks.push_back({one.rank, &timeline_of(one), &one.ranks_of_axis});
@@ -224,27 +241,61 @@ void Predictor::add_offload(Prediction& prediction, const Recipe& recipe) const 
   prediction.seconds += steps + std::max(link, files);
 }
 
+/// Of a pipeline with `plan.accumulation` micro-batches, by steps with fewer. If these repeat a block of passes, by the
+/// timeline with more blocks: a line through two times misses where what is sent once a step takes as long as few
+/// micro-batches. Else by the line.
+Prediction Predictor::with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
+                                         const BatchPlan& plan) const {
+  const std::vector<Rehearsal> few = rehearse_places(with_sizes(recipe, low, plan));
+  std::vector<Rehearsal> more = rehearse_places(with_sizes(recipe, high, plan));
+  const double times = share(low.micro_batches, high.micro_batches, plan.accumulation);
+  const Prediction of_few = without_offload(few, nullptr), of_more = without_offload(more, nullptr);
+  Prediction on_line;
+  for (const auto& [one, weight] : {std::pair(&of_few, 1 - times), std::pair(&of_more, times)}) {
+    add(on_line, *one, weight);
+    add(on_line.memory, one->memory, weight);
+    on_line.host_bytes += std::llround(weight * static_cast<double>(one->host_bytes));
+    on_line.fullest_rank = one->fullest_rank;
+    on_line.peak_event = one->peak_event;
+  }
+  const int64_t blocks = (plan.accumulation - low.micro_batches) / (high.micro_batches - low.micro_batches);
+  for (size_t place = 0; place < few.size(); ++place) {
+    auto extended = extend_timeline(few[place].timeline, more[place].timeline, blocks);
+    if (!extended || !few[place].shorter.empty()) return on_line;
+    more[place].timeline = std::move(*extended);
+  }
+  try {
+    const Prediction of_blocks = without_offload(more, nullptr);
+    on_line.seconds = of_blocks.seconds;
+    on_line.idles = of_blocks.idles;
+    on_line.waits = of_blocks.waits;
+    on_line.computes = of_blocks.computes;
+    on_line.of_products = of_blocks.of_products;
+  } catch (const InternalError&) {
+    // Blocks of two ranks do not fit together: so few micro-batches do not show how more follow each other.
+  }
+  return on_line;
+}
+
 Prediction Predictor::estimate(const Recipe& recipe) const {
   const BatchPlan plan = plan_batch(recipe, num_ranks_);
   const auto [low, high] = few_sizes(recipe, plan);
   const bool has_layers = low.layers != high.layers, has_batches = low.micro_batches != high.micro_batches;
   if (!has_layers && !has_batches) return predict(recipe);
-  const double of_layers = share(low.layers, high.layers, recipe.model.layers);
-  const double of_batches = share(low.micro_batches, high.micro_batches, plan.accumulation);
+  const double of_layers = share(low.layers.front(), high.layers.front(), layers_of_stages(recipe).front());
   Prediction sum;
   for (const bool more_layers : {false, true}) {
-    for (const bool more_batches : {false, true}) {
-      if ((more_layers && !has_layers) || (more_batches && !has_batches)) continue;
-      const Sizes sizes{more_layers ? high.layers : low.layers, more_batches ? high.micro_batches : low.micro_batches};
-      const Prediction one = without_offload(with_sizes(recipe, sizes, plan), nullptr);
-      const double of_layer = more_layers ? of_layers : 1 - of_layers;
-      const double of_batch = more_batches ? of_batches : 1 - of_batches;
-      add(sum, one, of_layer * of_batch);
-      add(sum.memory, one.memory, of_layer * of_batch);
-      sum.host_bytes += std::llround(of_layer * of_batch * static_cast<double>(one.host_bytes));
-      sum.fullest_rank = one.fullest_rank;
-      sum.peak_event = one.peak_event;
-    }
+    if (more_layers && !has_layers) continue;
+    const std::vector<int64_t>& layers = more_layers ? high.layers : low.layers;
+    const Prediction one =
+        has_batches ? with_micro_batches(recipe, {layers, low.micro_batches}, {layers, high.micro_batches}, plan)
+                    : without_offload(rehearse_places(with_sizes(recipe, {layers, low.micro_batches}, plan)), nullptr);
+    const double of_layer = more_layers ? of_layers : 1 - of_layers;
+    add(sum, one, of_layer);
+    add(sum.memory, one.memory, of_layer);
+    sum.host_bytes += std::llround(of_layer * static_cast<double>(one.host_bytes));
+    sum.fullest_rank = one.fullest_rank;
+    sum.peak_event = one.peak_event;
   }
   add_offload(sum, recipe);
   add_rates(sum, recipe);

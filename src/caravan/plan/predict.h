@@ -40,6 +40,12 @@ std::string wait_name(const std::string& axis);
 /// The number of neighbouring ranks that share memory, of `per_host` on a host; 0: none, as the back-end has it.
 int ranks_sharing_memory(const Recipe& recipe, int per_host);
 
+/// A smaller step of the same kind.
+struct StepSizes {
+  std::vector<int64_t> layers{};  ///< of each stage
+  int64_t micro_batches = 0;
+};
+
 /// Where predictions are made: a recipe's model on the ranks of some hardware.
 class Predictor {
  public:
@@ -52,13 +58,22 @@ class Predictor {
   /// are equal, and micro-batches between the first and the last take equal times.
   Prediction estimate(const Recipe& recipe) const;
 
+  /// The rehearsal of a rank of each place of the pipeline, the slowest one.
+  std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
+  /// The same for fewer ranks.
+  Predictor of_first(int num_ranks) const { return {hardware_, costs_, num_ranks, vocabulary_}; }
+
+  /// The least memory of a device, or the recipe's budget if that is less; 0: unknown.
+  int64_t room_bytes(const Recipe& recipe) const;
   int num_ranks() const noexcept { return num_ranks_; }
   const Hardware& hardware() const noexcept { return hardware_; }
+  const StepCosts& costs() const noexcept { return costs_; }
 
  private:
-  std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
   int slowest_of(int first, int count, const std::string& dtype) const;
-  Prediction without_offload(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const;
+  Prediction without_offload(const std::vector<Rehearsal>& rehearsals, std::vector<SimulatedStep::Span>* spans) const;
+  Prediction with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
+                                const BatchPlan& plan) const;
   void add_offload(Prediction& prediction, const Recipe& recipe) const;
   void add_rates(Prediction& prediction, const Recipe& recipe) const;
 
