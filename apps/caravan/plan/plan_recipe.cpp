@@ -131,7 +131,7 @@ int plan_recipe(const PlanArguments& arguments) {
     print("recipe", fmt::format("cannot run on {} ranks as it is: {}", num_ranks,
                                 result.own_error.substr(0, result.own_error.find('\n'))));
   }
-  print("layouts", fmt::format("{} estimated{}", result.estimated.size(),
+  print("layouts", fmt::format("{} counted, {} estimated{}", result.num_counted, result.estimated.size(),
                                result.is_complete ? "" : ", not all for lack of time: --seconds"));
   print_rows(result);
   fmt::print("\n");

@@ -12,10 +12,10 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/plan/neighbours.h"
+#include "caravan/plan/sketch_queue.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/offload/kinds.h"
 
@@ -77,10 +77,20 @@ std::optional<Prediction> if_possible(const std::function<Prediction()>& predict
   }
 }
 
+// Until when a search does what, in times of SearchOptions::seconds: sketches, estimates of promising ones, (until 1)
+// of neighbours, whole rehearsals.
+constexpr double kSketching = 0.3, kSeeding = 0.6, kWhole = 1.5;
+
+std::clock_t share_of(const SearchOptions& options, double share) {
+  return static_cast<std::clock_t>(share * options.seconds * CLOCKS_PER_SEC);
+}
+
 class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
-      : predictor_(predictor), end_(std::clock() + static_cast<std::clock_t>(options.seconds * CLOCKS_PER_SEC)) {}
+      : predictor_(predictor), begin_(std::clock()), end_(begin_ + share_of(options, 1)) {}
+
+  std::clock_t begin() const noexcept { return begin_; }
 
   /// Null: it is not legal, or time is up.
   const PlannedLayout* estimate(const Recipe& given) {
@@ -142,18 +152,54 @@ class Search {
 
  private:
   const Predictor& predictor_;
-  std::clock_t end_;
+  std::clock_t begin_, end_;
   bool is_complete_ = true;
   std::map<std::string, std::optional<PlannedLayout>> known_;
   std::set<std::string> climbed_;
 };
 
-/// The recipe with other degrees; nothing if that is not legal.
-std::optional<Recipe> with_degrees(const Recipe& recipe, int64_t tp, int64_t pp, int num_ranks) {
-  const int64_t others = ranks_per_replica(recipe) / recipe.tensor_parallel.degree / recipe.pipeline.degree;
-  const int64_t replica = others * tp * pp;
-  if (num_ranks % replica != 0) return std::nullopt;
-  return changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", num_ranks / replica}}, num_ranks);
+/// What a sentence compares layouts by; the best sketch that has it is estimated.
+std::vector<std::function<bool(const LayoutSketch&)>> compared_features(const std::vector<LayoutSketch>& sketches) {
+  std::vector<std::function<bool(const LayoutSketch&)>> all;
+  for (const bool has : {false, true}) {
+    all.emplace_back([has](const LayoutSketch& one) { return (one.split.tp > 1) == has; });
+    all.emplace_back([has](const LayoutSketch& one) { return (one.pp > 1) == has; });
+    all.emplace_back([has](const LayoutSketch& one) { return (one.split.cp > 1) == has; });
+    all.emplace_back([has](const LayoutSketch& one) { return (one.split.recompute != "none") == has; });
+  }
+  std::set<std::string> techniques;
+  for (const LayoutSketch& one : sketches) techniques.insert(one.technique);
+  for (const std::string& name : techniques) {
+    all.emplace_back([name](const LayoutSketch& one) { return one.technique == name; });
+  }
+  return all;
+}
+
+/// Estimates the most promising layouts until no other promises to be better, and then those of sentences.
+void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& queue, std::clock_t end) {
+  constexpr double kMargin = 1.1;  // of sketches over estimates
+  double best = 0;
+  std::vector<LayoutSketch> estimated;
+  const auto estimate = [&](const LayoutSketch& sketch) {
+    const auto recipe = sketcher.recipe_of(sketch);
+    const PlannedLayout* one = recipe ? search.estimate(*recipe) : nullptr;
+    if (one == nullptr) return;
+    estimated.push_back(sketch);
+    queue.learn(sketch, one->prediction);
+    const Prediction& prediction = one->prediction;
+    if (prediction.fits() && (best == 0 || prediction.seconds < best)) best = prediction.seconds;
+  };
+  while (std::clock() < end) {
+    const LayoutSketch* next = queue.take();
+    if (next == nullptr) return;
+    estimate(*next);
+    if (best > 0 && (!queue.fits(*next) || queue.seconds(*next) > kMargin * best)) break;
+  }
+  for (const auto& has : compared_features(queue.sketches())) {
+    if (std::clock() > end) return;
+    if (std::ranges::any_of(estimated, has)) continue;
+    if (const LayoutSketch* next = queue.take(has)) estimate(*next);
+  }
 }
 
 /// "shard 2", "sequence true": what is not as it is at first.
@@ -219,29 +265,20 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   } catch (const c10::Error& error) {
     result.own_error = error.what_without_backtrace();
   }
-  // Few stages first, and layers split inside a host: estimates of many stages take long, and links between hosts are
-  // slow. Recomputation makes room.
-  const int64_t per_host = std::max<int64_t>(1, predictor.hardware().hosts.front().devices);
-  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
-    for (const int64_t tp : divisors(num_ranks / pp, 1, std::min<int64_t>(num_ranks, per_host))) {
-      const auto seed = with_degrees(start, tp, pp, num_ranks);
-      if (!seed) continue;
-      search.estimate(*seed);
-      const auto less = changed_recipe(*seed, {{"memory.recompute", "full"}}, num_ranks);
-      if (!less) continue;
-      search.estimate(*less);
-      for (const int64_t times : {4, 8}) {
-        const auto larger = pp == 1 ? with_larger_micro_batch(*less, times, num_ranks) : std::nullopt;
-        if (larger) search.estimate(*larger);
-      }
-    }
-  }
+  const auto room = static_cast<double>(predictor.room_bytes(start));
+  Sketcher sketcher(predictor, start);
+  SketchQueue queue(sketcher.all(room, search.begin() + share_of(options, kSketching)), room);
+  result.num_counted = queue.sketches().size();
+  const bool is_counted = sketcher.is_complete();
+  estimate_promising(search, sketcher, queue, search.begin() + share_of(options, kSeeding));
   constexpr size_t kClimbs = 4, kLeast = 3;  // rows, if none fits
   const std::vector<PlannedLayout> seeds = search.all();
   for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].recipe));
   result.estimated = search.all();
-  result.is_complete = search.is_complete();
+  result.is_complete = search.is_complete() && is_counted;
+  const std::clock_t end = search.begin() + share_of(options, kWhole);
   for (PlannedLayout& layout : result.estimated) {
+    if (!result.best.empty() && std::clock() > end) break;
     const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
     if (result.best.size() == (is_useful ? options.most_rows : kLeast)) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;

@@ -22,7 +22,7 @@ struct PlannedLayout {
 std::string layout_text(const Recipe& recipe, int num_ranks);
 
 struct SearchOptions {
-  double seconds = 20;    ///< of processor time, for estimates; whole rehearsals come on top
+  double seconds = 20;    ///< of processor time, for estimates; half as much more for whole rehearsals, but for one
   size_t most_rows = 10;  ///< that are rehearsed whole
 };
 
@@ -32,15 +32,17 @@ struct SearchResult {
   /// The recipe as it is, rehearsed whole; absent if it cannot run on these ranks: then why.
   std::optional<PlannedLayout> own{};
   std::string own_error{};
-  std::vector<PlannedLayout> estimated{};  ///< all that were considered
+  size_t num_counted = 0;                  ///< roughly, by sketches
+  std::vector<PlannedLayout> estimated{};  ///< the best of these, and neighbours
   bool is_complete = true;                 ///< false: time was up
   bool fits() const noexcept { return !best.empty() && best.front().prediction.fits(); }
 };
 
 /// Searches the layouts of a recipe: degrees of all axes, technique, kinds of splits, schedule, micro-batches,
 /// recomputation and offload to the host; all that the registry has and that computes the gradient of one process.
-/// Estimates each pair of degrees of tensor (inside a host) and pipeline parallelism, with and without recomputation;
-/// from the best of them and the recipe it goes on to the best neighbour until none is better.
+/// Sketches (plan/sketch.h) count all degrees, techniques, schedules, micro-batches, with and without recomputation.
+/// The most promising are estimated; from the best of them and the recipe the search goes on to the best neighbour
+/// until none is better.
 SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options = {});
 
 /// Sentences with numbers, each the difference of two layouts of a search.

@@ -1,0 +1,39 @@
+#include "caravan/plan/sketch_queue.h"
+
+#include <utility>
+
+namespace caravan {
+namespace {
+
+template <class Key>
+double factor_of(const std::map<Key, double>& factors, const Key& key) {
+  const auto found = factors.find(key);
+  return found == factors.end() ? 1 : found->second;
+}
+
+}  // namespace
+
+SketchQueue::SketchQueue(std::vector<LayoutSketch> sketches, double room_bytes)
+    : sketches_(std::move(sketches)), room_bytes_(room_bytes), is_taken_(sketches_.size(), false) {}
+
+double SketchQueue::seconds(const LayoutSketch& sketch) const {
+  return sketch.seconds * factor_of(seconds_, sketch.schedule);
+}
+
+double SketchQueue::bytes(const LayoutSketch& sketch) const {
+  return sketch.bytes * factor_of(bytes_, {sketch.technique, sketch.schedule});
+}
+
+bool SketchQueue::fits(const LayoutSketch& sketch) const { return room_bytes_ <= 0 || bytes(sketch) <= room_bytes_; }
+
+std::pair<bool, double> SketchQueue::rank_of(size_t i) const {
+  const LayoutSketch& sketch = sketches_[i];
+  return fits(sketch) ? std::pair(false, seconds(sketch)) : std::pair(true, bytes(sketch));
+}
+
+void SketchQueue::learn(const LayoutSketch& sketch, const Prediction& estimate) {
+  seconds_[sketch.schedule] = estimate.seconds / sketch.seconds;
+  bytes_[{sketch.technique, sketch.schedule}] = static_cast<double>(estimate.memory.total()) / sketch.bytes;
+}
+
+}  // namespace caravan
