@@ -30,7 +30,7 @@ name = "Big 96GB"
 units = 100
 products.fp32 = {reached = "20TFLOP/s"}
 products.bf16 = {peak = "400TFLOP/s", reached = "300TFLOP/s", tile = [128, 256], ramp_k = 96, sustained = 0.9}
-products.fp8 = {peak = "800TFLOP/s"}
+products.fp8 = {peak = "800TFLOP/s", unaligned = 0.25}
 memory = "96GiB"
 memory_rate = "2.5TB/s"
 price_per_hour = 2.25
@@ -114,7 +114,8 @@ TEST_F(HardwareFile, SaysWhatItSaysAndTheRestHasDefaults) {
   ASSERT_EQ(big.products.size(), 3U) << "in the order of the file";
   EXPECT_EQ(big.products[0], (ProductRate{.dtype = "fp32", .peak_flops = 0, .flops = 20e12}));
   EXPECT_EQ(big.products[1], (ProductRate{"bf16", 400e12, 300e12, 128, 256, 96, 0.9}));
-  EXPECT_EQ(big.products[2], (ProductRate{.dtype = "fp8", .peak_flops = 800e12, .flops = 640e12})) << "0.8 of the peak";
+  EXPECT_EQ(big.products[2], (ProductRate{.dtype = "fp8", .peak_flops = 800e12, .flops = 640e12, .unaligned = 0.25}))
+      << "0.8 of the peak";
   EXPECT_EQ(big.product("bf16"), &big.products[1]);
   EXPECT_EQ(big.product("fp16"), nullptr);
   EXPECT_EQ(big.attention_fraction, 0.5);

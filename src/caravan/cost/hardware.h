@@ -20,6 +20,7 @@ struct ProductRate {
   int64_t tile_n = 128;
   int64_t ramp_k = 64;                 ///< depth that a tile costs beside k: its begin and end
   double sustained = 1;                ///< of `flops`, that a long run keeps under its limit of power
+  double unaligned = 0.34;             ///< of `flops`, in 16 bit and less (KernelWork::is_unaligned)
   double kernel_bytes_per_second = 0;  ///< that other kernels of this dtype reach; 0: that of the device's memory
   double kernel_seconds = 0;           ///< that any kernel in this dtype takes besides; 0: the device's launch
 

@@ -48,9 +48,7 @@ double accelerator_product(const KernelWork& work, const HardwareDevice& device,
     }
   }
   best = std::max(best, work.flops() / (rate.flops * rate.sustained));
-  const bool is_short = bytes_of_dtype(work.dtype) < 4;
-  const auto is_odd = [](int64_t size) { return size % 8 != 0; };
-  if (is_short && (is_odd(work.m) || is_odd(work.n) || is_odd(work.k))) best /= fitted::kUnaligned;
+  if (work.is_unaligned && bytes_of_dtype(work.dtype) < 4) best /= rate.unaligned;
   return work.batch > 1 ? best / fitted::kBatched : best;
 }
 
@@ -60,10 +58,14 @@ double launch_of(const HardwareDevice& device, std::string_view dtype) {
   return rate != nullptr && rate->kernel_seconds > 0 ? rate->kernel_seconds : device.launch_seconds;
 }
 
-double bytes_per_second_of(const HardwareDevice& device, std::string_view dtype) {
-  const ProductRate* rate = device.product(dtype);
-  return rate != nullptr && rate->kernel_bytes_per_second > 0 ? rate->kernel_bytes_per_second
-                                                              : device.memory_bytes_per_second;
+/// That a kernel which only moves bytes reaches.
+double bytes_per_second_of(const HardwareDevice& device, const KernelWork& work) {
+  const ProductRate* rate = device.product(work.dtype);
+  if (rate != nullptr && rate->kernel_bytes_per_second > 0) return rate->kernel_bytes_per_second;
+  if (device.is_processor) return device.memory_bytes_per_second;
+  const auto* slow = std::ranges::find_if(
+      fitted::kSlowKernels, [&](const fitted::SlowKernel& one) { return work.what.starts_with(one.what); });
+  return device.memory_bytes_per_second * (slow == fitted::kSlowKernels.end() ? 1 : slow->share);
 }
 
 }  // namespace
@@ -120,7 +122,7 @@ const ProductRate& HardwareCosts::rate_of(const HardwareDevice& device, std::str
 double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& device) const {
   const double launch = launch_of(device, work.dtype);
   if (work.kind == KernelWork::Kind::memory) {
-    return static_cast<double>(work.bytes) / bytes_per_second_of(device, work.dtype) + launch;
+    return static_cast<double>(work.bytes) / bytes_per_second_of(device, work) + launch;
   }
   if (work.flops() <= 0) return launch;
   // Fused attention in fp8 keeps its scores in 16 bit.

@@ -23,7 +23,8 @@ const std::vector<std::string> kTopKeys{"name", "source", "device", "host", "lev
 const std::vector<std::string> kDeviceKeys{"like",      "name",      "units",          "products",
                                            "attention", "memory",    "reserved",       "memory_rate",
                                            "launch",    "host_rate", "price_per_hour", "is_processor"};
-const std::vector<std::string> kProductKeys{"peak", "reached", "tile", "ramp_k", "sustained", "kernel_rate", "kernel"};
+const std::vector<std::string> kProductKeys{"peak",      "reached",   "tile",        "ramp_k",
+                                            "sustained", "unaligned", "kernel_rate", "kernel"};
 const std::vector<std::string> kHostKeys{"count",     "device",    "devices",   "memory",
                                          "copy_rate", "disk_read", "disk_write"};
 const std::vector<std::string> kLevelKeys{"name",           "devices",          "rate", "latency", "fraction",
@@ -74,6 +75,7 @@ ProductRate read_product(const HardwareTable& table, const ProductRate& base) {
   }
   rate.ramp_k = static_cast<int64_t>(table.number("ramp_k", static_cast<double>(base.ramp_k), 0, 1e6));
   rate.sustained = table.number("sustained", base.sustained, 1e-3, 1);
+  rate.unaligned = table.number("unaligned", base.unaligned, 1e-3, 1);
   rate.kernel_bytes_per_second =
       table.quantity("kernel_rate", Quantity::bytes_per_second, base.kernel_bytes_per_second, Zero::allowed);
   rate.kernel_seconds = table.quantity("kernel", Quantity::seconds, base.kernel_seconds, Zero::allowed);

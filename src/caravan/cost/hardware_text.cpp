@@ -63,6 +63,7 @@ std::string product_line(const ProductRate& rate) {
   }
   if (rate.ramp_k != usual.ramp_k) text += fmt::format(", ramp_k = {}", rate.ramp_k);
   if (rate.sustained != usual.sustained) text += fmt::format(", sustained = {}", rate.sustained);
+  if (rate.unaligned != usual.unaligned) text += fmt::format(", unaligned = {}", rate.unaligned);
   if (rate.kernel_bytes_per_second > 0) {
     text += fmt::format(", kernel_rate = {}", as_value(rate.kernel_bytes_per_second, Quantity::bytes_per_second));
   }

@@ -75,17 +75,24 @@ std::string_view short_name(std::string_view name) {
 /// What is kept of a tensor: not the tensor itself, whose number of owners torch looks at.
 struct Seen {
   const void* tensor;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, strides;
   at::ScalarType type;
   int64_t bytes;
 
   explicit Seen(const at::Tensor& x)
       : tensor(x.unsafeGetTensorImpl()),
         sizes(x.sizes().vec()),
+        strides(x.strides().vec()),
         type(x.scalar_type()),
         bytes(static_cast<int64_t>(x.nbytes())) {}
   size_t dim() const noexcept { return sizes.size(); }
   int64_t numel() const noexcept { return c10::multiply_integers(sizes); }
+  /// Whether all rows, or columns of a transposed matrix, begin at multiples of 8 elements.
+  bool is_aligned() const noexcept {
+    if (dim() < 2) return true;
+    const auto begins = [this](size_t i) { return sizes[i] == 1 || strides[i] == 1 || strides[i] % 8 == 0; };
+    return begins(dim() - 1) && begins(dim() - 2);
+  }
 };
 
 template <class Values>
@@ -135,7 +142,9 @@ std::optional<KernelWork> product_work(const Call& call) {
                     .m = a.numel() / std::max<int64_t>(1, k * batch),
                     .n = b.numel() / std::max<int64_t>(1, k * batch),
                     .k = k,
-                    .bytes = a.bytes + b.bytes + bytes_of(call.outputs)};
+                    .bytes = a.bytes + b.bytes + bytes_of(call.outputs),
+                    .is_unaligned = !a.is_aligned() || !b.is_aligned() ||
+                                    !std::ranges::all_of(call.outputs, [](const Seen& y) { return y.is_aligned(); })};
 }
 
 std::optional<KernelWork> attention_work(const Call& call, bool is_backward) {

@@ -34,9 +34,9 @@ void count_kernel(const char* what, const First& first, const Tensors&... tensor
 /// As an integer; tensors that no machine holds have more bytes than there are integers.
 inline int64_t bytes_of_count(double bytes) noexcept { return static_cast<int64_t>(std::min(bytes, 9e18)); }
 
-/// Counts `products` products of m x k and k x n that no operator of torch computes.
-inline void count_product(const char* what, at::ScalarType type, int64_t m, int64_t n, int64_t k,
-                          int64_t products = 1) {
+/// Counts `products` products of m x k and k x n that no operator of torch computes. `is_unaligned`: KernelWork.
+inline void count_product(const char* what, at::ScalarType type, int64_t m, int64_t n, int64_t k, int64_t products = 1,
+                          bool is_unaligned = false) {
   if (KernelLog* log = KernelLog::current()) {
     const auto rows = static_cast<double>(m), columns = static_cast<double>(n), depth = static_cast<double>(k);
     const double bytes = static_cast<double>(c10::elementSize(type)) * static_cast<double>(products) *
@@ -48,7 +48,8 @@ inline void count_product(const char* what, at::ScalarType type, int64_t m, int6
               .n = n,
               .k = k,
               .products = products,
-              .bytes = bytes_of_count(bytes)});
+              .bytes = bytes_of_count(bytes),
+              .is_unaligned = is_unaligned});
   }
 }
 

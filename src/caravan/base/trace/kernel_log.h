@@ -18,9 +18,11 @@ struct KernelWork {
   std::string what{};   ///< operator of torch, or kernel of this library: "mm", "gelu"
   std::string dtype{};  ///< of operands and arithmetic: "fp32"
   int64_t batch = 1, m = 0, n = 0, k = 0;
-  int64_t products = 1;     ///< of this size: attention has 2, its backward 5
-  bool is_causal = false;   ///< of attention: a query sees half of the keys
-  int64_t bytes = 0;        ///< read and written
+  int64_t products = 1;    ///< of this size: attention has 2, its backward 5
+  bool is_causal = false;  ///< of attention: a query sees half of the keys
+  int64_t bytes = 0;       ///< read and written
+  /// Of a product: rows or columns of a matrix, whichever are contiguous, do not all begin at a multiple of 8 elements.
+  bool is_unaligned = false;
   bool is_on_host = false;  ///< computed by the host, beside the device: see HostKernelScope
 
   /// Multiplications and additions; 0 for Kind::memory.

@@ -28,16 +28,20 @@ void add_call(Pass& pass, const Run& run, const char* axis, Verb verb, double by
 
 struct Product {
   double m, n, k;
+  bool is_of_weights = false;  ///< of gradients and inputs: k are tokens, which m is of others
 };
 
 void add_product(Pass& pass, const std::string& dtype, const Product& size, double count = 1) {
+  // Tensors have a row for each token, so how many tokens there are does not move the begin of a row.
+  const double features = size.is_of_weights ? size.m : size.k;
   pass.computes.push_back({.work = {.kind = KernelWork::Kind::product,
                                     .what = "mm",
                                     .dtype = dtype,
                                     .batch = whole(count),
                                     .m = whole(size.m),
                                     .n = whole(size.n),
-                                    .k = whole(size.k)},
+                                    .k = whole(size.k),
+                                    .is_unaligned = whole(size.n) % 8 != 0 || whole(features) % 8 != 0},
                            .kernels = 1,
                            .launches = fitted::kProductLaunches});
 }
@@ -206,7 +210,7 @@ Passes layer_passes(const Run& run) {
   for (const Product& one : products) {
     add_product(passes.forward, run.dtype, one);
     add_product(passes.backward, run.dtype, {one.m, one.k, one.n});
-    add_product(passes.weights, run.dtype, {one.n, one.k, one.m});
+    add_product(passes.weights, run.dtype, {one.n, one.k, one.m, true});
   }
   add_attention(passes.forward, run, Way::forward);
   add_attention(passes.backward, run, Way::backward);
@@ -244,7 +248,7 @@ Passes head_passes(const Run& run) {
   Passes passes;
   add_product(passes.forward, dtype, {tokens, rows, width});
   add_product(passes.backward, dtype, {tokens, width, rows});
-  add_product(passes.weights, dtype, {rows, width, tokens});
+  add_product(passes.weights, dtype, {rows, width, tokens, true});
   add_moves(passes.forward, "loss", loss * 0.45 + 4 * bytes, 20);
   add_moves(passes.backward, "loss", loss * 0.55 + 4 * bytes, 20);
   if (run.tp == 1) return passes;

@@ -196,9 +196,10 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     if (log == nullptr) return;
     const int64_t vocabulary = weight.size(0), width = weight.size(1), chunks = tokens / chunk;
     const at::ScalarType type = hidden.scalar_type();
-    count_product("mm", type, chunk, vocabulary, width, chunks);
-    if (task.grad_hidden) count_product("mm", type, chunk, width, vocabulary, chunks);
-    if (task.share != nullptr) count_product("mm", type, vocabulary, width, chunk, chunks);
+    const bool is_unaligned = vocabulary % 8 != 0 || width % 8 != 0;  // rows of the logits, of the hidden states
+    count_product("mm", type, chunk, vocabulary, width, chunks, is_unaligned);
+    if (task.grad_hidden) count_product("mm", type, chunk, width, vocabulary, chunks, is_unaligned);
+    if (task.share != nullptr) count_product("mm", type, vocabulary, width, chunk, chunks, is_unaligned);
     const double logits = static_cast<double>(tokens) * static_cast<double>(vocabulary);
     const double bytes = (task.has_gradient() ? 5 : 2) * logits * static_cast<double>(hidden.element_size());
     log->add({.what = "cross_entropy", .dtype = dtype_name_of(type), .bytes = bytes_of_count(bytes)});
