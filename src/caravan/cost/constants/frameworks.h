@@ -52,6 +52,11 @@ struct Framework {
   double slack = 1.05;  ///< what is not modelled; 1 where fitted [recalled: BLOOM, InternEvo, FSDP are 5-11 % slower]
 };
 
+/// Framework::tp_hidden of programs that say so: Transformer Engine's overlap, and asynchronous products of torch
+/// [recalled].
+inline constexpr double kTensorOverlap = 0.75, kAsyncTensor = 0.6;
+inline constexpr double kSumBytesBf16 = 10;  ///< Framework::sum_bytes of DeepSpeed's optimizer for bf16 [counted]
+
 inline constexpr Framework kUnknownFramework{};
 /// Megatron-LM until 2023 [fitted: megatron_sc21, seqpar].
 inline constexpr Framework kMegatron{.kernels = Elementwise::fused,

@@ -115,15 +115,16 @@ void describe_options(const Row& row, const std::string& words, Class one, Run& 
     if (!is_old && !has_word(words, "@6985")) traits.tp_behind_weights = true;  // since 2022
   }
   if (one == Class::megatron_deepspeed && has_word(precision, "bf16")) {
-    traits.sum_bytes = 10;  // DeepSpeed's optimizer for bf16 sums in fp32
+    traits.sum_bytes = fitted::kSumBytesBf16;  // DeepSpeed's optimizer for bf16 sums in fp32
     traits.gradient_bytes = 4;
   }
   if (one == Class::megatron_core && has_word(words, "nemo")) {
     traits.gradient_bytes = 2;  // grad_reduce_in_fp32 = False
     traits.states = fitted::StateKind::main_grad16;
   }
-  if (has_any(words, {"tp communication overlap", "tp overlap", "tp comm overlap"})) traits.tp_hidden = 0.75;
-  if (has_any(words, {"async tp", "asynctp"})) traits.tp_hidden = 0.6;
+  if (has_any(words, {"tp communication overlap", "tp overlap", "tp comm overlap"}))
+    traits.tp_hidden = fitted::kTensorOverlap;
+  if (has_any(words, {"async tp", "asynctp"})) traits.tp_hidden = fitted::kAsyncTensor;
   if (has_word(words, "torch ddp")) traits.overlaps_dp = true;
   if (has_any(words, {"local ddp", "no overlap", "no ddp overlap"})) traits.overlaps_dp = false;
   if (has_word(words, "titan") || has_word(precision, "fp32 params/reduce")) traits.gradient_bytes = 4;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "caravan/cost/constants/operations.h"
 #include "caravan/cost/hardware_costs.h"
 
 namespace caravan::published {
@@ -91,11 +92,9 @@ void add_attention(Pass& pass, const Run& run, Way way) {
     add_product(pass, run.dtype, {queries, keys, head}, heads);
     add_product(pass, run.dtype, {queries, head, keys}, heads);
   }
-  // Bytes of a score: softmax with scale and mask reads and writes 2 of the causal half, dropout 2 and 2 and 1; apart,
-  // scale, mask and fp32 copies too.
-  const bool is_fused = run.framework.fuses_softmax;
-  const double bytes = is_forward ? (is_fused ? 8 : 22) : (is_fused ? 11 : 30);
-  add_moves(pass, "softmax", bytes * heads * queries * keys * run.element_bytes / 2, (is_fused ? 2 : 5) * times);
+  const fitted::SoftmaxWork& work = run.framework.fuses_softmax ? fitted::kFusedSoftmax : fitted::kEagerSoftmax;
+  const double bytes = is_forward ? work.forward : work.backward;
+  add_moves(pass, "softmax", bytes * heads * queries * keys * run.element_bytes / 2, work.kernels * times);
 }
 
 /// Norms, residuals, biases, dropout, activations and rotary positions, counted in bytes of 16-bit elements.
@@ -106,22 +105,18 @@ void add_elementwise(Pass& pass, const Run& run, Way way) {
   const double between = hidden / (run.cuts_sequence ? tp : 1), qkv = hidden * (1 + 2 * kv) / tp;
   const double inner = tokens * static_cast<double>(run.mlp_width) / tp;
   const bool is_eager = run.framework.kernels == Elementwise::eager;
-  // Eager RMSNorm: fp32 copies, square, mean, scale, cast, weight.
-  const double norm = run.is_llama && is_eager ? 34 : 4;
-  const double dropout = !run.has_dropout ? 0 : is_eager ? 5 : 1;
-  const double residual = 6;
-  double bytes = between * 2 * (norm + residual + dropout);
-  bytes += inner * (!run.is_gated ? 4 : is_eager ? 10 : 6);
-  bytes += qkv * (is_eager ? 5 : 2);  // eager: q, k and v are made contiguous
-  if (run.is_llama) bytes += (is_eager ? 20 : 4) * hidden * (1 + kv) / tp;
-  if (run.framework.kernels == Elementwise::compiled) bytes *= 0.85;
-  if (run.dtype == "fp8") bytes += 4 * (2 * hidden + 2 * hidden / tp + inner);  // casts and transposes of operands
-  const double kernels = !run.is_llama ? 12 : is_eager ? 34 : 10;
-  if (way == Way::forward) {
-    add_moves(pass, "elementwise", bytes * run.element_bytes / 2, kernels);
-  } else {
-    add_moves(pass, "elementwise", bytes * run.element_bytes / 2 * (is_eager ? 1.9 : 1.6), 2 * kernels);
-  }
+  const fitted::ElementwiseWork& work = is_eager ? fitted::kEagerWork : fitted::kFusedWork;
+  const double norm = run.is_llama ? work.rms_norm : work.norm;
+  double bytes = between * 2 * (norm + work.residual + (run.has_dropout ? work.dropout : 0));
+  bytes += inner * (run.is_gated ? work.gated : work.activation);
+  bytes += qkv * work.qkv;
+  if (run.is_llama) bytes += work.rotary * hidden * (1 + kv) / tp;
+  if (run.framework.kernels == Elementwise::compiled) bytes *= fitted::kCompiledShare;
+  if (run.dtype == "fp8") bytes += fitted::kFp8Casts * (2 * hidden + 2 * hidden / tp + inner);
+  const double kernels = run.is_llama ? work.of_llama : work.kernels;
+  const bool is_forward = way == Way::forward;
+  add_moves(pass, "elementwise", bytes * run.element_bytes / 2 * (is_forward ? 1 : work.backward),
+            kernels * (is_forward ? 1 : 2));
 }
 
 /// Of tensor parallelism: Megatron's (arXiv 1909.08053), with cut sequences (arXiv 2205.05198), or over squares and
@@ -192,7 +187,7 @@ Pass recompute_pass(const Run& run, const Pass& forward, const std::vector<Produ
       add_product(pass, run.dtype, products[0]);
       add_product(pass, run.dtype, products[2]);
       add_elementwise(pass, run, Way::forward);
-      pass.share = 0.8;
+      pass.share = fitted::kOperatorShare;
       break;
     case Run::Recompute::attention:
       if (!run.is_flash) add_attention(pass, run, Way::forward);
@@ -229,11 +224,12 @@ Passes layer_passes(const Run& run) {
 
 Passes embedding_passes(const Run& run) {
   const double bytes = run.element_bytes * run.tokens() * static_cast<double>(run.width);
-  // The gradient of the table is dense: it is zeroed, and added to.
-  const double table = 2 + (run.micro_batches > 1 ? run.framework.sum_bytes : 0);
+  const double table = fitted::kTableBytes + (run.micro_batches > 1 ? run.framework.sum_bytes : 0);
   Passes passes;
-  add_moves(passes.forward, "embedding", 3 * bytes, 10);
-  add_moves(passes.backward, "embedding", 6 * bytes + table * run.embedding_weights / static_cast<double>(run.tp), 10);
+  add_moves(passes.forward, "embedding", fitted::kEmbeddingForward * bytes, fitted::kEmbeddingKernels);
+  add_moves(passes.backward, "embedding",
+            fitted::kEmbeddingBackward * bytes + table * run.embedding_weights / static_cast<double>(run.tp),
+            fitted::kEmbeddingKernels);
   if (run.tp > 1)
     add_call(passes.forward, run, "tp", run.cuts_sequence ? Verb::reduce_scatter : Verb::all_reduce, bytes);
   return passes;
@@ -249,8 +245,9 @@ Passes head_passes(const Run& run) {
   add_product(passes.forward, dtype, {tokens, rows, width});
   add_product(passes.backward, dtype, {tokens, width, rows});
   add_product(passes.weights, dtype, {rows, width, tokens, true});
-  add_moves(passes.forward, "loss", loss * 0.45 + 4 * bytes, 20);
-  add_moves(passes.backward, "loss", loss * 0.55 + 4 * bytes, 20);
+  const double hidden = fitted::kHeadHidden * bytes;
+  add_moves(passes.forward, "loss", loss * fitted::kLossForward + hidden, fitted::kLossKernels);
+  add_moves(passes.backward, "loss", loss * (1 - fitted::kLossForward) + hidden, fitted::kLossKernels);
   if (run.tp == 1) return passes;
   add_call(passes.forward, run, "tp", Verb::all_reduce, 12 * tokens);  // maximum, sum, own logit
   if (run.cuts_sequence) add_call(passes.forward, run, "tp", Verb::all_gather, bytes);

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/cost/constants/operations.h"
 #include "caravan/cost/hardware_costs.h"
 #include "caravan/cost/published/operations.h"
 #include "caravan/cost/published/pipeline_time.h"
@@ -15,7 +16,8 @@
 namespace caravan::published {
 namespace {
 
-constexpr double kFallbackShare = 0.4;   // of the peak, that a run reaches of which nothing else is known
+// Of a run of which nothing else is known [recalled].
+constexpr double kFallbackShare = 0.4;   // of the peak, that it reaches
 constexpr double kFallbackMemory = 0.7;  // of the device
 
 struct PassTimes {
@@ -154,7 +156,7 @@ StageCost StepModel::unit_gathers(int64_t rank, int64_t chunk) const {
     const double table = run_.embedding_weights / static_cast<double>(run_.tp) * run_.element_bytes;
     const double ends = collective(Verb::all_gather, table, shards);  // embedding and head
     cost.forward += ends;
-    cost.backward += 0.5 * ends;
+    cost.backward += fitted::kEndsInBackward * ends;
   }
   return cost;
 }
@@ -196,15 +198,14 @@ double StepModel::reduction_seconds(const StepWork& work, double forward, double
 
 double StepModel::optimizer_seconds(const StepWork& work) const {
   const HardwareDevice& device = run_.device();
-  constexpr double kKernels = 20;
   if (run_.offload == Run::Offload::none) {
-    return work.optimizer_bytes / device.memory_bytes_per_second + kKernels * device.launch_seconds;
+    return work.optimizer_bytes / device.memory_bytes_per_second + fitted::kOptimizerKernels * device.launch_seconds;
   }
   const bool is_on_disk = run_.offload == Run::Offload::disk;
   const double link = device.host_bytes_per_second * fitted::kHostLinkShare, weights = work.offloaded_weights;
-  // A gradient and a weight of 16 bit cross the link; Adam moves 28 bytes, and 24 of them rest on disk.
-  double seconds = weights * (4 / link + 28 / fitted::kHostAdamRate);
-  if (is_on_disk) seconds += weights * 24 / fitted::kDiskRate;
+  // A gradient and a weight cross the link.
+  double seconds = weights * (4 / link + fitted::kHostAdamBytes / fitted::kHostAdamRate);
+  if (is_on_disk) seconds += weights * fitted::kDiskAdamBytes / fitted::kDiskRate;
   if (run_.offload == Run::Offload::parameters || (is_on_disk && run_.zero == 3)) {
     seconds += 2 * static_cast<double>(run_.micro_batches) * weights * 2 / link;
   }

@@ -107,8 +107,8 @@ std::string schedule_of_words(const std::string& words, bool has_chunks) {
 /// p micro-batches instead of 2 p - 1, V-Half and V-Min about a half and a third of p.
 double held_share_of(const std::string& words, double ranks) {
   if (has_any(words, {"zb-v", "zbv"})) return ranks / (2 * ranks - 1);
-  if (has_word(words, "v-half")) return 0.55;
-  return has_word(words, "v-min") ? 0.4 : 1;
+  if (has_word(words, "v-half")) return fitted::kHeldVHalf;
+  return has_word(words, "v-min") ? fitted::kHeldVMin : 1;
 }
 
 void describe_pipeline(const Row& row, Run& run) {

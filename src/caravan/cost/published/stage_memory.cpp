@@ -30,7 +30,7 @@ void count_states(const Run& run, size_t stage, StageMemory& memory) {
     const double unit = run.layer_weights / tp;
     gathered = (2 * unit + run.embedding_weights / tp) * run.element_bytes + unit * run.framework.gradient_bytes;
   } else if (run.zero >= 1 && run.framework.states == StateKind::deepspeed) {
-    gathered = std::min(2 * weights, 1e9) * (run.zero == 2 ? 2 : 1);
+    gathered = 2 * std::min(weights, fitted::kBucketElements) * (run.zero == 2 ? 2 : 1);
   }
   memory.states = weights * (bytes.weights + bytes.gradients + bytes.optimizer) + gathered;
   memory.in_step = weights * (bytes.weights + bytes.gradients + bytes.optimizer + bytes.in_step) + gathered / 2;
@@ -64,8 +64,8 @@ LayerMemory layer_memory(const Run& run) {
     outer = (8 + (run.has_dropout ? 2 : 0)) * width * whole;
   }
   const auto heads = static_cast<double>(run.heads) / tp;
-  const double scores =
-      5 * heads * tokens * static_cast<double>(run.sequence) * (run.framework.fuses_softmax ? 1 : 1.6);
+  const double scores = fitted::kScoreBytes * heads * tokens * static_cast<double>(run.sequence) *
+                        (run.framework.fuses_softmax ? 1 : fitted::kEagerScores);
   const double sums_of_softmax = 4 * heads * tokens;
   const double without_scores = elements * tokens * (inner + outer);
   LayerMemory memory;
@@ -75,7 +75,7 @@ LayerMemory layer_memory(const Run& run) {
   if (run.recompute == Recompute::attention && !run.is_flash) memory.kept = without_scores;
   if (run.recompute == Recompute::operators) {
     const double products = 2 * ((2 + 2 * kv) * width + (run.is_gated ? 2 : 1) * mlp + width);
-    memory.kept = tokens * elements * (0.5 * products / tp + 6 * width * whole);
+    memory.kept = tokens * elements * (fitted::kProductsKept * products / tp + 6 * width * whole);
   }
   if (run.recompute == Recompute::full) {
     memory.kept = memory.checkpoint + (1 - run.recomputed) * (memory.all - memory.checkpoint);
@@ -97,9 +97,11 @@ StageMemory stage_memory(const Run& run, size_t stage, double held) {
     memory.activations +=
         held * (has_mask ? 4 * static_cast<double>(run.micro_batch) * sequence * sequence : layer.checkpoint);
   }
-  memory.live = 0.3 * layer.all;
+  memory.live = fitted::kLiveShare * layer.all;
   if (run.recompute == Recompute::operators) memory.live = layer.all;
-  if (is_full) memory.live = (is_deepspeed || run.zero == 3 ? 1.5 : 2) * layer.all;
+  if (is_full) {
+    memory.live = (is_deepspeed || run.zero == 3 ? fitted::kLiveRecomputedZero : fitted::kLiveRecomputed) * layer.all;
+  }
   if (stage + 1 == run.layers_of.size()) {
     memory.logits =
         run.tokens() * static_cast<double>(run.vocabulary) / static_cast<double>(run.tp) * run.framework.logit_bytes +
