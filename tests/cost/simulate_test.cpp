@@ -18,14 +18,26 @@ using Axes = std::map<std::string, std::vector<int>>;
 /// A kernel takes a second for each byte, a call one for each byte that is sent.
 class ByteCosts final : public StepCosts {
  public:
-  explicit ByteCosts(bool is_of_device = false) : is_of_device_(is_of_device) {}
+  struct Options {
+    bool is_of_device = false;
+    double launch = 0;                                   ///< of a kernel; a call has twice as much
+    double slowdown = 0;                                 ///< beside calls
+    std::map<std::string, std::vector<double>> loads{};  ///< by axis
+  };
+  ByteCosts() = default;
+  explicit ByteCosts(Options options) : options_(std::move(options)) {}
   double seconds(const KernelWork& work, int) const override { return static_cast<double>(work.bytes); }
   CallTime seconds(const StepTimeline::Call& call, std::span<const int>) const override {
-    return {call.sent_bytes, is_of_device_ ? call.sent_bytes : 0};
+    const auto loads = options_.loads.find(call.axis);
+    return {call.sent_bytes, options_.is_of_device ? call.sent_bytes : 0,
+            loads == options_.loads.end() ? std::vector<double>{} : loads->second};
   }
+  double launch_seconds(const KernelWork&, int) const override { return options_.launch; }
+  double launch_seconds(const StepTimeline::Call&, int) const override { return 2 * options_.launch; }
+  double slowdown_beside_calls() const override { return options_.slowdown; }
 
  private:
-  bool is_of_device_;
+  Options options_;
 };
 
 KernelWork kernel(int64_t seconds) { return {.what = "add", .bytes = seconds}; }
@@ -33,11 +45,11 @@ StepTimeline::Call collective(double seconds, const std::string& axis = "dp") {
   return {.axis = axis, .verb = Verb::all_reduce, .what = "gradients", .sent_bytes = seconds};
 }
 
-SimulatedStep alone(TimelineBuilder& builder, bool is_of_device = false) {
+SimulatedStep alone(TimelineBuilder& builder, const ByteCosts::Options& options = {}) {
   const StepTimeline timeline = builder.take();
   const Axes axes{{"dp", {0, 1}}, {"tp", {0, 2}}};
   const RankTimeline rank{0, &timeline, &axes};
-  return simulate({&rank, 1}, ByteCosts(is_of_device), /*keep_spans=*/true);
+  return simulate({&rank, 1}, ByteCosts(options), /*keep_spans=*/true);
 }
 
 TEST(Simulate, CallsRunBesideKernels) {
@@ -59,7 +71,7 @@ TEST(Simulate, ACallThatTheDeviceComputesDelaysItsKernels) {
   const int32_t call = builder.begin(collective(5));
   builder.add(kernel(3));
   builder.end(call);
-  EXPECT_EQ(alone(builder, /*is_of_device=*/true).seconds, 8);
+  EXPECT_EQ(alone(builder, {.is_of_device = true}).seconds, 8);
 }
 
 TEST(Simulate, CallsOfOneAxisFollowEachOtherAndOthersDoNot) {
@@ -72,6 +84,81 @@ TEST(Simulate, CallsOfOneAxisFollowEachOtherAndOthersDoNot) {
     builder.end(second);
     EXPECT_EQ(alone(builder).seconds, is_same ? 8 : 4);
   }
+}
+
+/// Calls over dp and tp that begin one after the other, with kernels between, and are waited for at the end.
+double two_calls(double dp, int64_t between, double tp, const ByteCosts::Options& options) {
+  TimelineBuilder builder;
+  builder.begin_event("backward");
+  const int32_t first = builder.begin(collective(dp));
+  if (between > 0) builder.add(kernel(between));
+  const int32_t second = builder.begin(collective(tp, "tp"));
+  builder.end(second);
+  builder.end(first);
+  return alone(builder, options).seconds;
+}
+
+TEST(Simulate, CallsThatNeedTheSameLinksShareThem) {
+  EXPECT_EQ(two_calls(4, 0, 4, {.loads = {{"dp", {1}}, {"tp", {1}}}}), 8) << "as long as one after the other";
+  EXPECT_EQ(two_calls(4, 0, 4, {.loads = {{"dp", {0, 1}}, {"tp", {1, 0}}}}), 4) << "levels do not disturb each other";
+  EXPECT_EQ(two_calls(4, 0, 4, {.loads = {{"dp", {0, 1}}, {"tp", {1}}}}), 4);
+  // Alone until 2, then each at half its rate until tp is through at 10; 4 of 10 seconds are left.
+  EXPECT_EQ(two_calls(10, 2, 4, {.loads = {{"dp", {1}}, {"tp", {1}}}}), 14);
+  // A level that is busy for half of the time of each has room for both, and for no more.
+  EXPECT_EQ(two_calls(6, 0, 6, {.loads = {{"dp", {0.5}}, {"tp", {0.5}}}}), 6);
+  EXPECT_EQ(two_calls(6, 0, 6, {.loads = {{"dp", {1}}, {"tp", {0.5}}}}), 9);
+}
+
+TEST(Simulate, CallsThatWaitForTheirAxisDoNotDisturbOthers) {
+  TimelineBuilder builder;
+  builder.begin_event("backward");
+  std::vector<int32_t> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(builder.begin(collective(2)));
+  calls.push_back(builder.begin(collective(4, "tp")));
+  for (const int32_t call : calls) builder.end(call);
+  // The first two of dp run beside that of tp, one after the other, at half the rate.
+  const SimulatedStep step = alone(builder, {.loads = {{"dp", {1}}, {"tp", {1}}}});
+  EXPECT_EQ(step.seconds, 10);
+  std::map<std::string, std::vector<std::pair<double, double>>> spans;
+  for (const SimulatedStep::Span& span : step.spans) spans[span.row].emplace_back(span.begin, span.end);
+  EXPECT_EQ(spans["dp"], (std::vector<std::pair<double, double>>{{0, 4}, {4, 8}, {8, 10}}));
+  EXPECT_EQ(spans["tp"], (std::vector<std::pair<double, double>>{{0, 8}}));
+}
+
+TEST(Simulate, KernelsBesideCallsAreSlower) {
+  TimelineBuilder builder;
+  builder.begin_event("backward");
+  const int32_t call = builder.begin(collective(5));
+  builder.add(kernel(8));
+  builder.end(call);
+  builder.add(kernel(2));
+  // 5 seconds beside the call do 4 of 8.
+  const SimulatedStep step = alone(builder, {.slowdown = 0.25});
+  EXPECT_EQ(step.seconds, 11);
+  EXPECT_EQ(step.ranks[0].computes, 11);
+}
+
+TEST(Simulate, TheHostLaunchesAheadOfTheDevice) {
+  const auto seconds = [](int count, int64_t of_kernel, double launch) {
+    TimelineBuilder builder;
+    builder.begin_event("forward");
+    for (int i = 0; i < count; ++i) builder.add(kernel(of_kernel));
+    return alone(builder, {.launch = launch}).seconds;
+  };
+  EXPECT_EQ(seconds(10, 1, 3), 31) << "bound by the host";
+  EXPECT_EQ(seconds(10, 3, 1), 31) << "by the device, after the first launch";
+  EXPECT_EQ(seconds(10, 3, 0), 30);
+}
+
+TEST(Simulate, TheHostIsNotAheadAfterAWait) {
+  TimelineBuilder builder;
+  builder.begin_event("forward");
+  builder.add(kernel(10));
+  builder.end(builder.begin(collective(5)));
+  builder.add(kernel(10));
+  const SimulatedStep step = alone(builder, {.launch = 1});
+  EXPECT_EQ(step.seconds, 1 + 10 + 5 + 1 + 10);
+  EXPECT_EQ(step.ranks[0].exposed, (std::map<std::string, double>{{"dp", 5}, {"launches", 2}}));
 }
 
 /// A pipeline of `num_stages` stages and `m` micro-batches, GPipe: F and B take `forward` and `backward`.
@@ -104,12 +191,12 @@ std::vector<StepTimeline> gpipe(int num_stages, int m, int64_t forward, int64_t 
   return all;
 }
 
-SimulatedStep together(const std::vector<StepTimeline>& timelines) {
+SimulatedStep together(const std::vector<StepTimeline>& timelines, bool keep_spans = false) {
   Axes axes;
   for (size_t i = 0; i < timelines.size(); ++i) axes["pp"].push_back(static_cast<int>(i));
   std::vector<RankTimeline> ranks;
   for (size_t i = 0; i < timelines.size(); ++i) ranks.push_back({static_cast<int>(i), &timelines[i], &axes});
-  return simulate(ranks, ByteCosts());
+  return simulate(ranks, ByteCosts(), keep_spans);
 }
 
 TEST(Simulate, APipelineHasTheBubbleOfItsSchedule) {
@@ -119,6 +206,23 @@ TEST(Simulate, APipelineHasTheBubbleOfItsSchedule) {
     }
   }
   EXPECT_EQ(together(gpipe(2, 1, 2, 3, 1)).seconds, 2 + 1 + 2 + 3 + 1 + 3);  // two messages on the way
+}
+
+TEST(Simulate, EachRankOfACallHasItsSpan) {
+  std::vector<StepTimeline> timelines;
+  for (int rank = 0; rank < 2; ++rank) {
+    TimelineBuilder builder;
+    builder.begin_event("forward");
+    builder.add(kernel(rank == 0 ? 2 : 4));
+    builder.end(builder.begin(collective(3, "pp")));
+    timelines.push_back(builder.take());
+  }
+  std::map<int, std::vector<std::pair<double, double>>> of_rank;
+  for (const SimulatedStep::Span& span : together(timelines, true).spans) {
+    if (span.row == "pp") of_rank[span.rank].emplace_back(span.begin, span.end);
+  }
+  const std::vector<std::pair<double, double>> both{{4, 7}};
+  EXPECT_EQ(of_rank, (std::map<int, std::vector<std::pair<double, double>>>{{0, both}, {1, both}}));
 }
 
 TEST(Simulate, RanksThatWaitForEachOtherAreNamed) {

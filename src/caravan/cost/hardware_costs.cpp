@@ -177,7 +177,8 @@ RankGroup HardwareCosts::group_of(int64_t size, int64_t stride) const {
   return group;
 }
 
-double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const RankGroup& group) const {
+double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const RankGroup& group,
+                                         std::vector<double>* of_level) const {
   if (group.size <= 1 || (sent_bytes <= 0 && verb != Verb::barrier)) return 0;
   const double whole = sent_bytes / std::max(ring_bytes(verb, 1, group.size), 1e-30);
   // All-gathers and reduce-scatters are half of an all-reduce, with two thirds of its overhead.
@@ -203,8 +204,13 @@ double HardwareCosts::collective_seconds(Verb verb, double sent_bytes, const Ran
       bytes *= neighbours * static_cast<double>(here - inside) / static_cast<double>(group.size - 1);
     }
     const double ramp = level.ramp_bytes > 0 ? 1 + 0.5 * level.ramp_bytes / (whole + level.ramp_bytes) : 1;
-    seconds = std::max(
-        seconds, bytes / rate * ramp + latencies * (level.call_seconds + 2 * level.latency_seconds * (domains - 1)));
+    const double busy = bytes / rate * ramp;
+    seconds = std::max(seconds, busy + latencies * (level.call_seconds + 2 * level.latency_seconds * (domains - 1)));
+    if (of_level != nullptr) {
+      of_level->resize(i + 1, 0);
+      if (level.includes_inner) std::ranges::fill(*of_level, busy);  // all of them are its links
+      of_level->back() = busy;
+    }
     inside = here;
   }
   return seconds;
@@ -215,14 +221,19 @@ double HardwareCosts::skew_seconds(int64_t ranks) const noexcept {
   return is_even ? 0 : fitted::kSkewSeconds * std::log2(static_cast<double>(ranks));
 }
 
-double HardwareCosts::message_seconds(double bytes, const RankGroup& two) const {
+double HardwareCosts::message_seconds(double bytes, const RankGroup& two, std::vector<double>* of_level) const {
   for (size_t i = 0; i < hardware_.levels.size(); ++i) {
     const LinkLevel& level = hardware_.levels[i];
     if (!two.is_in_one_domain(i)) continue;
     const bool is_measured = hardware_.devices.front().is_processor;  // by messages
     const double begins = is_measured ? 0 : fitted::kMessageSeconds;
     const double share = is_measured ? 1 : level.fraction;
-    return bytes / (level.bytes_per_second * share) + std::max(begins, level.latency_seconds);
+    const double busy = bytes / (level.bytes_per_second * share);
+    if (of_level != nullptr) {
+      of_level->resize(i + 1, 0);
+      of_level->back() = busy;
+    }
+    return busy + std::max(begins, level.latency_seconds);
   }
   return 0;
 }
@@ -231,9 +242,32 @@ StepCosts::CallTime HardwareCosts::seconds(const StepTimeline::Call& call, std::
   if (ranks.empty()) return {};
   const RankGroup group = group_of(ranks);
   const bool is_message = call.verb == Verb::send || call.verb == Verb::recv;
-  const double time = is_message ? message_seconds(call.sent_bytes, group)
-                                 : collective_seconds(call.verb, call.sent_bytes, group) + skew_seconds(group.size);
-  return {.seconds = time, .of_device = device_of(ranks.front()).is_processor ? time : 0};
+  std::vector<double> loads;
+  const double time = is_message
+                          ? message_seconds(call.sent_bytes, group, &loads)
+                          : collective_seconds(call.verb, call.sent_bytes, group, &loads) + skew_seconds(group.size);
+  // On a processor calls take the time of its cores, one after another.
+  if (device_of(ranks.front()).is_processor) return {.seconds = time, .of_device = time};
+  for (double& load : loads) load = std::min(1.0, load / time);
+  return {.seconds = time, .loads = std::move(loads)};
+}
+
+double HardwareCosts::launch_seconds(const KernelWork& work, int rank) const {
+  if (device_of(rank).is_processor || work.is_on_host) return 0;
+  switch (work.kind) {
+    case KernelWork::Kind::product: return fitted::kOwnProductLaunches * fitted::kOwnLaunchSeconds;
+    case KernelWork::Kind::attention: return fitted::kAttentionLaunches * fitted::kOwnLaunchSeconds;
+    case KernelWork::Kind::memory: break;
+  }
+  return fitted::kOwnLaunchSeconds;
+}
+
+double HardwareCosts::launch_seconds(const StepTimeline::Call& /*call*/, int rank) const {
+  return device_of(rank).is_processor ? 0 : fitted::kCallLaunches * fitted::kOwnLaunchSeconds;
+}
+
+double HardwareCosts::slowdown_beside_calls() const {
+  return hardware_.devices.front().is_processor ? 0 : fitted::kSlowdownBesideCalls;
 }
 
 }  // namespace caravan

@@ -41,13 +41,18 @@ class HardwareCosts final : public StepCosts {
 
   double seconds(const KernelWork& work, int rank) const override;
   CallTime seconds(const StepTimeline::Call& call, std::span<const int> ranks) const override;
+  double launch_seconds(const KernelWork& work, int rank) const override;
+  double launch_seconds(const StepTimeline::Call& call, int rank) const override;
+  double slowdown_beside_calls() const override;
 
   double seconds(const KernelWork& work, const HardwareDevice& device) const;
   /// Of a collective in which each rank of the group sends `sent_bytes`, from the moment when all have begun it.
-  double collective_seconds(Verb verb, double sent_bytes, const RankGroup& group) const;
+  /// `of_level`: gets the seconds in which it keeps the links of each level busy.
+  double collective_seconds(Verb verb, double sent_bytes, const RankGroup& group,
+                            std::vector<double>* of_level = nullptr) const;
   /// By which the last of some ranks is late for a collective of a step, although all have the same to do.
   double skew_seconds(int64_t ranks) const noexcept;
-  double message_seconds(double bytes, const RankGroup& two) const;
+  double message_seconds(double bytes, const RankGroup& two, std::vector<double>* of_level = nullptr) const;
 
   RankGroup group_of(std::span<const int> ranks) const;  ///< ascending
   /// Ranks 0, stride, 2 stride ..

@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/cost/flows.h"
 
 namespace caravan {
 namespace {
@@ -23,7 +24,7 @@ struct Meeting {
   size_t begun = 0;
   double sent_bytes = 0;  ///< most of one of them
   double ready = 0;       ///< when the last of them began
-  std::optional<double> end{};
+  std::optional<Flows::Interval> time{};
   double of_device = 0;
 };
 
@@ -39,10 +40,18 @@ struct MeetingKey {
 class Actor {
  public:
   Actor(const RankTimeline& of, const StepCosts& costs, bool keep_spans)
-      : of_(of), costs_(costs), keep_spans_(keep_spans), meetings_(of.timeline->calls.size()) {
+      : of_(of),
+        costs_(costs),
+        keep_spans_(keep_spans),
+        slowdown_(costs.slowdown_beside_calls()),
+        meetings_(of.timeline->calls.size()),
+        flows_of_(of.timeline->calls.size()) {
     result_.rank = of.rank;
     result_.flops = of.timeline->flops();
-    for (const KernelWork& work : of.timeline->kernels) kernel_seconds_.push_back(costs.seconds(work, of.rank));
+    for (const KernelWork& work : of.timeline->kernels) {
+      kernel_seconds_.push_back(costs.seconds(work, of.rank));
+      kernel_launches_.push_back(costs.launch_seconds(work, of.rank));
+    }
   }
 
   bool is_done() const noexcept { return next_ == of_.timeline->moments.size(); }
@@ -61,6 +70,7 @@ class Actor {
   SimulatedStep::OfRank result() {
     close_event();
     result_.seconds = clock_;
+    if (launches_ > 0) result_.exposed["launches"] = launches_;
     return std::move(result_);
   }
   std::vector<SimulatedStep::Span> spans() { return std::move(spans_); }
@@ -89,12 +99,20 @@ class Actor {
       result_.on_host += seconds;
       return;
     }
-    result_.computes += seconds;
-    if (work.kind != KernelWork::Kind::memory) result_.of_products += seconds;
+    host_ += kernel_launches_[static_cast<size_t>(moment.index)];
+    const double begin = now();
+    launches_ += begin - clock_;
+    clock_ = begin;
     enter(moment.event);
-    clock_ += seconds;
+    clock_ = flows_.compute(begin, seconds, slowdown_);
+    result_.computes += clock_ - begin;
+    if (work.kind != KernelWork::Kind::memory) result_.of_products += clock_ - begin;
   }
+  /// When what is launched next can begin on the device.
+  double now() const noexcept { return std::max(clock_, host_); }
   void begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated);
+  void begin_alone(Meeting& meeting, const Moment& moment, const std::vector<int>& ranks);
+  void begin_last(Meeting& meeting, const Call& call, const std::vector<int>& ranks);
   bool end(const Moment& moment);
 
   void enter(int32_t event) {
@@ -113,12 +131,16 @@ class Actor {
   RankTimeline of_;
   const StepCosts& costs_;
   bool keep_spans_;
-  std::vector<double> kernel_seconds_;
-  std::vector<Meeting*> meetings_;                 // by call
-  std::map<std::string, double> channel_is_free_;  // from when on
+  double slowdown_;
+  std::vector<double> kernel_seconds_, kernel_launches_;
+  std::vector<Meeting*> meetings_;               // by call
+  std::vector<std::optional<size_t>> flows_of_;  // by call that no other simulated rank takes part in
+  Flows flows_;
+  std::map<std::string, double> channel_is_free_;  // from when on, as far as others know
   std::map<std::pair<std::string, std::string>, int> numbers_;
   size_t next_ = 0;
-  double clock_ = 0;
+  double clock_ = 0, host_ = 0;  // of the device and its host
+  double launches_ = 0;          // seconds in which the device waits for them
   int32_t event_ = -1;
   double event_begin_ = 0;
   SimulatedStep::OfRank result_;
@@ -127,6 +149,7 @@ class Actor {
 
 void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated) {
   const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
+  host_ += costs_.launch_seconds(call, of_.rank);
   const std::vector<int> ranks = ranks_of(call);
   // Messages pair up by their labels, collectives by their order.
   const std::string label = is_message(call) ? call.what : "";
@@ -137,40 +160,53 @@ void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<in
     meeting.expected = static_cast<size_t>(
         std::ranges::count_if(ranks, [&](int rank) { return std::ranges::find(simulated, rank) != simulated.end(); }));
   }
+  if (meeting.expected < 2) return begin_alone(meeting, moment, ranks);
+  if (call.verb == Verb::recv) return;  // it is there when its sender says so
   meeting.sent_bytes = std::max(meeting.sent_bytes, call.sent_bytes);
-  double& is_free = channel_is_free_[channel_of(call)];
-  if (call.verb != Verb::recv) meeting.ready = std::max({meeting.ready, clock_, is_free});
-  const bool is_complete = call.verb == Verb::send || (call.verb != Verb::recv && meeting.begun >= meeting.expected);
-  // A message whose sender is not simulated is there at once.
-  const bool is_alone = call.verb == Verb::recv && meeting.expected < 2;
-  if (!is_complete && !is_alone) return;
-  if (is_alone) meeting.ready = clock_;
+  const std::string channel = channel_of(call);
+  meeting.ready = std::max({meeting.ready, now(), channel_is_free_[channel], flows_.is_free(channel)});
+  if (call.verb == Verb::send || meeting.begun >= meeting.expected) begin_last(meeting, call, ranks);
+}
+
+/// A call of which only this rank is simulated: it ends when the links of this rank let it.
+void Actor::begin_alone(Meeting& meeting, const Moment& moment, const std::vector<int>& ranks) {
+  const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
+  StepCosts::CallTime time = costs_.seconds(call, ranks);
+  if (call.verb == Verb::recv) time.loads.clear();  // links have a direction of their own for it
+  meeting.of_device = time.of_device;
+  const std::string channel = channel_of(call);
+  flows_of_[static_cast<size_t>(moment.index)] =
+      flows_.add(channel, {std::max(now(), channel_is_free_[channel]), time.seconds, std::move(time.loads)});
+}
+
+/// A call that begins because all have come.
+void Actor::begin_last(Meeting& meeting, const Call& call, const std::vector<int>& ranks) {
   Call whole = call;
   whole.sent_bytes = meeting.sent_bytes;
-  const StepCosts::CallTime time = costs_.seconds(whole, ranks);
-  meeting.end = meeting.ready + time.seconds;
+  StepCosts::CallTime time = costs_.seconds(whole, ranks);
   meeting.of_device = time.of_device;
-  is_free = *meeting.end;
-  if (keep_spans_) {
-    spans_.push_back(
-        {of_.rank, call.axis, fmt::format("{} {}", name(call.verb), call.what), meeting.ready, *meeting.end});
-  }
+  meeting.time = flows_.add_fixed(channel_of(call), {meeting.ready, time.seconds, std::move(time.loads)});
 }
 
 bool Actor::end(const Moment& moment) {
   const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
   const Meeting& meeting = *meetings_[static_cast<size_t>(moment.index)];
-  if (!meeting.end) return false;
+  const std::optional<size_t> flow = flows_of_[static_cast<size_t>(moment.index)];
+  if (!flow && !meeting.time) return false;
+  const auto [begin, end] = flow ? flows_.finish(*flow) : *meeting.time;
   double& is_free = channel_is_free_[channel_of(call)];
-  is_free = std::max(is_free, *meeting.end);
+  is_free = std::max(is_free, end);
+  host_ = std::max(host_, end);
   // What the device does for a call delays its kernels, also if nobody waits for it.
-  const double until = std::max(clock_ + meeting.of_device, *meeting.end);
+  const double until = std::max(clock_ + meeting.of_device, end);
   if (until > clock_) {
     close_event();
     if (keep_spans_) spans_.push_back({of_.rank, "wait", call.axis, clock_, until});
     result_.exposed[call.axis] += until - clock_;
     clock_ = until;
   }
+  if (keep_spans_)
+    spans_.push_back({of_.rank, call.axis, fmt::format("{} {}", name(call.verb), call.what), begin, end});
   return true;
 }
 

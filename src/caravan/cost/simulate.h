@@ -14,12 +14,18 @@ class StepCosts {
  public:
   virtual ~StepCosts() = default;
   struct CallTime {
-    double seconds = 0;    ///< from the moment when all ranks have begun it
-    double of_device = 0;  ///< of these, seconds in which the device computes nothing else
+    double seconds = 0;           ///< from the moment when all ranks have begun it
+    double of_device = 0;         ///< of these, seconds in which the device computes nothing else
+    std::vector<double> loads{};  ///< by level of links: share of them in which it keeps this rank's links busy
   };
   virtual double seconds(const KernelWork& work, int rank) const = 0;
   /// `ranks`: those that take part, of the world; for send and recv the two.
   virtual CallTime seconds(const StepTimeline::Call& call, std::span<const int> ranks) const = 0;
+  /// Of the host, until a kernel or call is on its way to the device; 0: the host is the device.
+  virtual double launch_seconds(const KernelWork& /*work*/, int /*rank*/) const { return 0; }
+  virtual double launch_seconds(const StepTimeline::Call& /*call*/, int /*rank*/) const { return 0; }
+  /// By which kernels take longer while the links are in use: 0.1 is a tenth.
+  virtual double slowdown_beside_calls() const { return 0; }
 };
 
 /// A rank of the world, and what it does.
@@ -43,7 +49,7 @@ struct SimulatedStep {
     double seconds = 0;
     double computes = 0;                      ///< in kernels
     double of_products = 0;                   ///< in products and attention
-    std::map<std::string, double> exposed{};  ///< by axis: waits for calls
+    std::map<std::string, double> exposed{};  ///< by axis: waits for calls; "launches": for the host
     double on_host = 0;                       ///< seconds of kernels of the host, which the clock leaves out
     double flops = 0;
   };
@@ -53,7 +59,9 @@ struct SimulatedStep {
 };
 
 /// Runs the timelines of some ranks together, one for each place of a pipeline. Other ranks of a call are as early as
-/// the simulated one that stands for them. Calls over one axis follow each other, and so do messages to one rank.
+/// the simulated one that stands for them. Calls over one axis follow each other, and so do messages to one rank; those
+/// of a rank that run at the same time share its links (Flows). The host of a rank launches kernels and calls one after
+/// another, ahead of the device, and waits where the rank waits for a call.
 /// Throws InternalError if ranks wait for each other forever, naming what each waits for.
 SimulatedStep simulate(std::span<const RankTimeline> ranks, const StepCosts& costs, bool keep_spans = false);
 

@@ -133,6 +133,15 @@ inline constexpr Framework kJax{.dispatch_us = 3,
                                 .step_ms = 2,
                                 .slack = 1.03};
 
+// This library, whose steps are simulated kernel by kernel
+
+/// Of the host for a kernel of torch in C++ [measured: an addition of 16 numbers on an H100; 7 to 10 us].
+inline constexpr double kOwnLaunchSeconds = 10e-6;
+inline constexpr double kOwnProductLaunches = 2;  ///< [measured: a small product takes 20 us]
+/// By which kernels take longer beside calls, whose kernels take multiprocessors and bandwidth of the memory from them:
+/// a hidden call costs a tenth of its time [recalled; as kReductionTail].
+inline constexpr double kSlowdownBesideCalls = 0.1;
+
 /// Share of compute that hides communication, at most [recalled]; the rest of each call is exposed.
 inline constexpr double kHidesReductions = 0.9, kReductionTail = 0.1, kHidesRing = 0.9, kHidesTensor = 0.5,
                         kExposedMessages = 0.5;
