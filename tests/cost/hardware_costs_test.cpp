@@ -83,6 +83,15 @@ TEST_F(A100Costs, SmallProductsChooseATile) {
   EXPECT_LT(by_tile(64, 64, 0.6), std::min({by_tile(256, 128, 1), by_tile(128, 128, 0.95), by_tile(128, 64, 0.8)}));
 }
 
+TEST_F(A100Costs, ATileBeginsAndEndsInTheSameTimeInEachDtype) {
+  const auto begins = [&](const char* dtype) {
+    const ProductRate& rate = *device_.product(dtype);
+    return static_cast<double>(rate.ramp_k) / rate.flops;
+  };
+  EXPECT_NEAR(begins("fp32") / begins("bf16"), 1, 0.01);
+  EXPECT_NEAR(begins("tf32") / begins("bf16"), 1, 0.01);
+}
+
 TEST_F(A100Costs, LargeProductsAreBoundByPower) {
   const double flops = 2.0 * 32768 * 32768 * 8192;
   EXPECT_NEAR(costs_.seconds(product("bf16", 32768, 32768, 8192), 0), flops / (rate_ * 0.849) + launch_, 1e-9);

@@ -23,7 +23,7 @@ constexpr double kAmdShare = 0.55;      // of MI300X and MI325X 0.51 and 0.60
 constexpr double kMi200Share = 0.65;    // recalled of Frontier
 constexpr double kMemoryShare = 0.865;  // of the sheet's bandwidth
 constexpr double kPresetLaunch = 2.3e-6;      // between two kernels on the device, which the host has launched before
-constexpr int64_t kPresetRamp = 160;          // of published steps on A100
+constexpr double kPresetRamp = 160;           // in 16 bit, of published steps on A100; a time, so less in fp32
 constexpr double kSustained = 0.849;          // of the largest products, in long runs on A100
 constexpr double kSustainedHopper = 0.825;    // where power is the limit: H100 and later. A H100 that does nothing but
                                               // products keeps 0.867; with that, NeMo's steps are 3 % too short
@@ -247,12 +247,13 @@ HardwareDevice preset_kind(const Preset& preset) {
                         .launch_seconds = kPresetLaunch,
                         .host_bytes_per_second = preset.host_gb_s * 1e9};
   const double share = chip.measured_bf16 > 0 ? chip.measured_bf16 / chip.bf16 : chip.share;
+  const double of_half = std::max(chip.fp16, chip.bf16);
   const auto add = [&](const char* dtype, double peak, double measured) {
     if (peak == 0) return;
     device.products.push_back({.dtype = dtype,
                                .peak_flops = rounded(peak, 1e12),
                                .flops = rounded(measured > 0 ? measured : four_digits_of(share * peak), 1e12),
-                               .ramp_k = kPresetRamp,
+                               .ramp_k = std::llround(kPresetRamp * std::min(1.0, peak / of_half)),
                                .sustained = chip.sustained,
                                .unaligned = chip.unaligned});
   };
