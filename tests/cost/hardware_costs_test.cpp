@@ -217,6 +217,14 @@ TEST_F(A100Costs, CallsOfAStepWaitForTheLastRank) {
   EXPECT_NEAR(message({7, 8}), 1e8 / (25e9 * 0.95) + 15e-6, 1e-9);
 }
 
+TEST(Straggling, GrowsWithTheHostsThatAreUsed) {
+  const HardwareCosts many(preset_hardware({.device = "a100-80", .per_host = 8, .hosts = 16}));
+  EXPECT_EQ(many.straggling(8), 0);
+  EXPECT_NEAR(many.straggling(9), 0.004, 1e-12);
+  EXPECT_NEAR(many.straggling(128), 4 * 0.004, 1e-12);
+  EXPECT_EQ(HardwareCosts(cores()).straggling(4), 0);
+}
+
 TEST(Contention, CallsLoadTheLevelsThatTheyUse) {
   const HardwareCosts two(preset_hardware({.device = "a100-80", .per_host = 8, .hosts = 2}));
   const auto loads = [&](Verb verb, const std::vector<int>& ranks, double bytes) {

@@ -22,6 +22,7 @@ class ByteCosts final : public StepCosts {
     bool is_of_device = false;
     double launch = 0;                                   ///< of a kernel; a call has twice as much
     double slowdown = 0;                                 ///< beside calls
+    double straggling = 0;                               ///< for each rank of the world
     std::map<std::string, std::vector<double>> loads{};  ///< by axis
   };
   ByteCosts() = default;
@@ -35,6 +36,7 @@ class ByteCosts final : public StepCosts {
   double launch_seconds(const KernelWork&, int) const override { return options_.launch; }
   double launch_seconds(const StepTimeline::Call&, int) const override { return 2 * options_.launch; }
   double slowdown_beside_calls() const override { return options_.slowdown; }
+  double straggling(int num_ranks) const override { return num_ranks * options_.straggling; }
 
  private:
   Options options_;
@@ -206,6 +208,18 @@ TEST(Simulate, APipelineHasTheBubbleOfItsSchedule) {
     }
   }
   EXPECT_EQ(together(gpipe(2, 1, 2, 3, 1)).seconds, 2 + 1 + 2 + 3 + 1 + 3);  // two messages on the way
+}
+
+TEST(Simulate, TheStepEndsWithTheLastOfAllRanks) {
+  TimelineBuilder builder;
+  builder.begin_event("forward");
+  builder.add(kernel(8));
+  const StepTimeline timeline = builder.take();
+  const Axes axes{{"world", {0, 1, 2, 3}}};
+  const RankTimeline rank{0, &timeline, &axes};
+  const SimulatedStep step = simulate({&rank, 1}, ByteCosts({.straggling = 0.125}));
+  EXPECT_EQ(step.seconds, 12);
+  EXPECT_EQ(step.ranks[0].seconds, 8);
 }
 
 TEST(Simulate, EachRankOfACallHasItsSpan) {

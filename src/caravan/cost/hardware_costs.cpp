@@ -266,6 +266,17 @@ double HardwareCosts::launch_seconds(const StepTimeline::Call& /*call*/, int ran
   return device_of(rank).is_processor ? 0 : fitted::kCallLaunches * fitted::kOwnLaunchSeconds;
 }
 
+double HardwareCosts::straggling(int num_ranks) const {
+  if (hardware_.devices.front().is_processor) return 0;
+  int64_t hosts = 0, devices = 0;
+  for (const HostKind& host : hardware_.hosts) {
+    const int64_t needed = (std::max<int64_t>(0, num_ranks - devices) + host.devices - 1) / host.devices;
+    hosts += std::min(host.count, needed);
+    devices += host.count * host.devices;
+  }
+  return fitted::kJitter * std::log2(static_cast<double>(std::max<int64_t>(1, hosts)));
+}
+
 double HardwareCosts::slowdown_beside_calls() const {
   return hardware_.devices.front().is_processor ? 0 : fitted::kSlowdownBesideCalls;
 }

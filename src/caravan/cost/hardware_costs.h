@@ -44,6 +44,7 @@ class HardwareCosts final : public StepCosts {
   double launch_seconds(const KernelWork& work, int rank) const override;
   double launch_seconds(const StepTimeline::Call& call, int rank) const override;
   double slowdown_beside_calls() const override;
+  double straggling(int num_ranks) const override;
 
   double seconds(const KernelWork& work, const HardwareDevice& device) const;
   /// Of a collective in which each rank of the group sends `sent_bytes`, from the moment when all have begun it.

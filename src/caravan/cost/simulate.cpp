@@ -251,6 +251,10 @@ SimulatedStep simulate(std::span<const RankTimeline> ranks, const StepCosts& cos
     step.seconds = std::max(step.seconds, step.ranks.back().seconds);
     for (SimulatedStep::Span& span : actor.spans()) step.spans.push_back(std::move(span));
   }
+  const auto world = ranks.front().ranks_of_axis->find("world");
+  if (world != ranks.front().ranks_of_axis->end()) {
+    step.seconds *= 1 + costs.straggling(static_cast<int>(world->second.size()));
+  }
   return step;
 }
 

@@ -26,6 +26,8 @@ class StepCosts {
   virtual double launch_seconds(const StepTimeline::Call& /*call*/, int /*rank*/) const { return 0; }
   /// By which kernels take longer while the links are in use: 0.1 is a tenth.
   virtual double slowdown_beside_calls() const { return 0; }
+  /// Share of a step by which the last of `num_ranks` is late at its end, although all have the same to do.
+  virtual double straggling(int /*num_ranks*/) const { return 0; }
 };
 
 /// A rank of the world, and what it does.
@@ -53,7 +55,7 @@ struct SimulatedStep {
     double on_host = 0;                       ///< seconds of kernels of the host, which the clock leaves out
     double flops = 0;
   };
-  double seconds = 0;  ///< until the last rank is through
+  double seconds = 0;  ///< until the last rank is through, also of those that are not simulated
   std::vector<OfRank> ranks{};
   std::vector<Span> spans{};  ///< with `keep_spans`
 };
