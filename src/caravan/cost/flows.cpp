@@ -88,7 +88,7 @@ double Flows::compute(double begin, double seconds, double slowdown) {
     const double slower = is_running() ? 1 + slowdown : 1, before = now_, end = before + seconds * slower;
     step(end);
     if (now_ >= end) return end;
-    seconds -= (now_ - before) / slower;
+    seconds = std::max(0.0, seconds - (now_ - before) / slower);
   }
   return std::max(now_, begin) + seconds;
 }
