@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -16,67 +15,14 @@
 #include "caravan/base/trace/trace_events.h"
 #include "caravan/cost/hardware.h"
 #include "caravan/cost/hardware_costs.h"
+#include "caravan/plan/plan_text.h"
 #include "caravan/plan/predict.h"
 #include "caravan/plan/search.h"
 
 namespace caravan::app {
 namespace {
 
-std::string seconds_text(double seconds) {
-  return seconds < 1 ? fmt::format("{:.1f} ms", 1e3 * seconds) : fmt::format("{:.3f} s", seconds);
-}
-
 void print(const char* name, const std::string& value) { fmt::print("{:<10}{}\n", name, value); }
-
-void print_hardware(const Hardware& hardware, int num_ranks) {
-  std::vector<std::string> hosts;
-  for (const HostKind& host : hardware.hosts) {
-    hosts.push_back(
-        fmt::format("{} host{} of {} {}", host.count, host.count == 1 ? "" : "s", host.devices, host.device));
-  }
-  print("hardware", fmt::format("{}; {} ranks", join(hosts), num_ranks));
-  for (const LinkLevel& level : hardware.levels) {
-    if (level.bytes_per_second <= 0) continue;
-    print("", fmt::format("{}: {:.4g} GB/s a device, {:.3g} us, among {} devices", level.name,
-                          level.bytes_per_second / 1e9, 1e6 * level.latency_seconds, level.devices));
-  }
-}
-
-/// "products 71 %, other kernels 20 %, waits for dp 9 %": what takes the time of the slowest rank.
-std::string cost_text(const Prediction& one) {
-  std::vector<std::pair<double, std::string>> parts{
-      {one.of_products, "products"}, {one.computes - one.of_products, "other kernels"}, {one.idles, "idle at the end"}};
-  for (const auto& [axis, seconds] : one.waits) {
-    parts.emplace_back(seconds, "waits for " + wait_name(axis));
-  }
-  std::ranges::sort(parts, std::greater<>());
-  std::vector<std::string> texts;
-  for (const auto& [seconds, name] : parts) {
-    if (seconds > 0.02 * one.seconds) texts.push_back(fmt::format("{} {:.0f} %", name, 100 * seconds / one.seconds));
-  }
-  return join(texts);
-}
-
-std::string fit_text(const Prediction& one) {
-  const std::string memory = format_bytes(one.memory.total());
-  if (one.room_bytes <= 0) return memory;
-  const bool is_host = one.host_room_bytes > 0 && one.host_bytes > one.host_room_bytes;
-  const std::string host = fmt::format(": the host needs {}", format_bytes(one.host_bytes));
-  return fmt::format("{} of {}{}", memory, format_bytes(one.room_bytes),
-                     one.fits() ? ""
-                     : is_host  ? host
-                                : ": does not fit");
-}
-
-void print_rows(const SearchResult& result) {
-  fmt::print("\n{:>3}  {:>10}{:>12}{:>7}  {:<24}  layout\n", "", "step", "tokens/s", "MFU", "memory");
-  for (size_t i = 0; i < result.best.size(); ++i) {
-    const PlannedLayout& layout = result.best[i];
-    const Prediction& one = layout.prediction;
-    fmt::print("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<24}  {}\n{:>63}{}\n", i + 1, seconds_text(one.seconds),
-               one.tokens_per_second, 100 * one.utilisation, fit_text(one), layout.text, "", cost_text(one));
-  }
-}
 
 void print_price(const Hardware& hardware, const Prediction& best, int num_ranks) {
   double of_hour = 0;
@@ -119,21 +65,23 @@ int plan_recipe(const PlanArguments& arguments) {
   recipe.model.vocabulary = vocabulary.size;
   const HardwareCosts costs(hardware);
   const Predictor predictor(hardware, costs, num_ranks, vocabulary.size);
-  print_hardware(hardware, num_ranks);
+  fmt::print("{}", hardware_text(hardware, num_ranks));
   const auto parameters = static_cast<double>(recipe.model.num_parameters());
   print("model", fmt::format("{} parameters, {} sequences of {} tokens a step, {}", format_count(parameters),
                              recipe.train.global_batch, recipe.model.context, recipe.precision.compute));
   const SearchResult result = search_layouts(recipe, predictor, {.seconds = arguments.seconds});
   if (result.own) {
     const Prediction& own = result.own->prediction;
-    print("recipe", fmt::format("{}: {} a step, {}", result.own->text, seconds_text(own.seconds), fit_text(own)));
+    print("recipe", fmt::format("{}: {} a step, {}", result.own->text, step_seconds_text(own.seconds), fit_text(own)));
   } else {
     print("recipe", fmt::format("cannot run on {} ranks as it is: {}", num_ranks,
                                 result.own_error.substr(0, result.own_error.find('\n'))));
   }
   print("layouts", fmt::format("{} counted, {} estimated{}", result.num_counted, result.estimated.size(),
                                result.is_complete ? "" : ", not all for lack of time: --seconds"));
-  print_rows(result);
+  std::vector<PlanRow> rows;
+  for (const PlannedLayout& layout : result.best) rows.push_back({layout.text, layout.prediction});
+  fmt::print("\n{}", rows_text(rows));
   fmt::print("\n");
   for (const std::string& sentence : advice_of(result, num_ranks)) fmt::print("- {}\n", sentence);
   if (result.best.empty()) return 5;

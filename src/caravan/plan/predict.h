@@ -1,41 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "caravan/cost/hardware.h"
 #include "caravan/cost/rehearsal.h"
 #include "caravan/cost/simulate.h"
+#include "caravan/plan/predict_rehearsed.h"
+#include "caravan/plan/prediction.h"
 #include "caravan/recipe/recipe.h"
 
 namespace caravan {
-
-/// What to expect of a recipe on some hardware.
-struct Prediction {
-  double seconds = 0;            ///< of a step
-  double tokens_per_second = 0;  ///< of all ranks
-  double utilisation = 0;        ///< model FLOPs by the peak of all devices in the dtype of the arithmetic
-  double computes = 0;           ///< seconds of the slowest rank in kernels
-  double of_products = 0;        ///< of these, in products and attention
-  double on_host = 0;            ///< seconds that the host steps the optimizer
-  Rehearsal::Moved moved{};      ///< bytes between tiers, of the rank that moves most
-  double idles = 0;              ///< of the slowest rank: neither in kernels nor waiting for an axis that it sends over
-  std::map<std::string, double> waits{};  ///< of the slowest rank, by axis; "host", "disk": for what is offloaded
-  MemoryBytes memory{};                   ///< peak of the fullest rank
-  int fullest_rank = 0;
-  std::string peak_event{};
-  int64_t room_bytes = 0;       ///< of a device, or its budget if less; 0: unknown
-  int64_t host_bytes = 0;       ///< of all ranks of a host, in its memory beyond devices
-  int64_t host_room_bytes = 0;  ///< 0: unknown
-  bool fits() const noexcept {
-    return (room_bytes <= 0 || memory.total() <= room_bytes) && (host_room_bytes <= 0 || host_bytes <= host_room_bytes);
-  }
-};
-
-/// What Prediction::waits is for, in a text: an axis, or "the last rank" for calls of all ranks.
-std::string wait_name(const std::string& axis);
 
 /// The number of neighbouring ranks that share memory, of `per_host` on a host; 0: none, as the back-end has it.
 int ranks_sharing_memory(const Recipe& recipe, int per_host);
@@ -70,12 +46,9 @@ class Predictor {
   const StepCosts& costs() const noexcept { return costs_; }
 
  private:
-  int slowest_of(int first, int count, const std::string& dtype) const;
-  Prediction without_offload(const std::vector<Rehearsal>& rehearsals, std::vector<SimulatedStep::Span>* spans) const;
+  StepWork work_of(const Recipe& recipe) const;
   Prediction with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
                                 const BatchPlan& plan) const;
-  void add_offload(Prediction& prediction, const Recipe& recipe) const;
-  void add_rates(Prediction& prediction, const Recipe& recipe) const;
 
   const Hardware& hardware_;
   const StepCosts& costs_;

@@ -1,0 +1,162 @@
+#include "caravan/plan/predict_rehearsed.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "caravan/base/error.h"
+#include "caravan/cost/hardware_costs.h"
+
+namespace caravan {
+namespace {
+
+/// Numbers that are linear in layers and micro-batches.
+void add(Prediction& sum, const Prediction& one, double times) {
+  sum.seconds += times * one.seconds;
+  sum.computes += times * one.computes;
+  sum.of_products += times * one.of_products;
+  sum.idles += times * one.idles;
+  sum.on_host += times * one.on_host;
+  sum.moved.to_host += times * one.moved.to_host;
+  sum.moved.from_host += times * one.moved.from_host;
+  sum.moved.to_disk += times * one.moved.to_disk;
+  sum.moved.from_disk += times * one.moved.from_disk;
+  for (const auto& [axis, seconds] : one.waits) sum.waits[axis] += times * seconds;
+}
+
+void add(MemoryBytes& sum, const MemoryBytes& one, double times) {
+  for (size_t kind = 0; kind < sum.of.size(); ++kind) {
+    sum.of[kind] += std::llround(times * static_cast<double>(one.of[kind]));
+  }
+}
+
+/// What offload adds to a step. Copies run beside it, the slower direction or the disk is the limit; the host steps
+/// beside the next forward, a third of the computation, or with a delay beside all of it.
+void add_offload(Prediction& prediction, const Hardware& hardware, bool is_delayed) {
+  const Rehearsal::Moved& moved = prediction.moved;
+  if (moved.to_host + moved.from_host <= 0) return;
+  const HostKind& host = hardware.host_of(prediction.fullest_rank);
+  const double copies =
+      std::max(moved.to_host, moved.from_host) / hardware.device_of(prediction.fullest_rank).host_bytes_per_second;
+  double disk = 0;
+  if (moved.to_disk + moved.from_disk > 0) {
+    if (host.disk_read_bytes_per_second <= 0 || host.disk_write_bytes_per_second <= 0) {
+      throw UsageError({"plan", "offload", "the hosts of this hardware have no disks", hardware.name,
+                        "give disk_read and disk_write, or offload to the host"});
+    }
+    disk = static_cast<double>(host.devices) *
+           (moved.to_disk / host.disk_write_bytes_per_second + moved.from_disk / host.disk_read_bytes_per_second);
+  }
+  const double beside = is_delayed ? prediction.computes : prediction.computes / 3;
+  const double steps = std::max(0.0, prediction.on_host - beside);
+  const double link = std::max(0.0, copies - prediction.seconds);
+  const double files = std::max(0.0, disk - prediction.seconds);
+  if (steps + std::max(link, files) <= 0) return;
+  prediction.waits[files > link ? "disk" : "host"] = steps + std::max(link, files);
+  prediction.seconds += steps + std::max(link, files);
+}
+
+void add_rates(Prediction& prediction, const Hardware& hardware, int num_ranks, const StepWork& work) {
+  prediction.rows_per_second = work.rows / prediction.seconds;
+  prediction.tokens_per_second = work.tokens / prediction.seconds;
+  double peak = 0;
+  int64_t left = num_ranks;
+  for (const HostKind& host : hardware.hosts) {
+    const int64_t devices = std::min(left, host.count * host.devices);
+    if (devices == 0) break;
+    const HardwareDevice& device = hardware.device_of(num_ranks - left);
+    const ProductRate& rate = HardwareCosts::rate_of(device, work.dtype);
+    peak += static_cast<double>(devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
+    left -= devices;
+  }
+  prediction.utilisation = peak > 0 ? work.flops / prediction.seconds / peak : 0;
+  prediction.room_bytes = room_of(hardware, num_ranks, work.budget_bytes);
+  prediction.host_room_bytes = hardware.host_of(prediction.fullest_rank).memory_bytes;
+}
+
+}  // namespace
+
+std::string wait_name(const std::string& axis) { return axis == "world" ? "the last rank" : axis; }
+
+int slowest_rank(const Hardware& hardware, int first, int count, const std::string& dtype) {
+  if (hardware.is_uniform()) return first;
+  int slowest = first;
+  for (int rank = first; rank < first + count; ++rank) {
+    const auto flops = [&](int of) { return HardwareCosts::rate_of(hardware.device_of(of), dtype).flops; };
+    if (flops(rank) < flops(slowest)) slowest = rank;
+  }
+  return slowest;
+}
+
+int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes) {
+  int64_t room = 0, left = num_ranks;
+  for (const HostKind& host : hardware.hosts) {
+    if (left == 0) break;
+    const HardwareDevice& device = hardware.device_of(num_ranks - left);
+    const int64_t own = device.memory_bytes - device.reserved_bytes;
+    room = room == 0 ? own : std::min(room, own);
+    left -= std::min(left, host.count * host.devices);
+  }
+  return budget_bytes > 0 ? std::min(room, budget_bytes) : room;
+}
+
+Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardware& hardware, const StepCosts& costs,
+                             std::vector<SimulatedStep::Span>* spans) {
+  const auto simulated = [&](const auto& timeline_of, bool keeps) {
+    std::vector<RankTimeline> ranks;
+    for (const Rehearsal& one : rehearsals) ranks.push_back({one.rank, &timeline_of(one), &one.ranks_of_axis});
+    return simulate(ranks, costs, keeps);
+  };
+  const auto numbers_of = [](const SimulatedStep& step) {
+    const auto slowest = std::ranges::max_element(step.ranks, {}, &SimulatedStep::OfRank::computes);
+    Prediction one{.seconds = step.seconds, .computes = slowest->computes, .of_products = slowest->of_products};
+    one.waits = slowest->exposed;
+    one.idles = step.seconds - slowest->seconds;
+    one.on_host = slowest->on_host;
+    return one;
+  };
+  const SimulatedStep step =
+      simulated([](const Rehearsal& one) -> const StepTimeline& { return one.timeline; }, spans != nullptr);
+  if (spans != nullptr) *spans = step.spans;
+  const Prediction base = numbers_of(step);
+  Prediction prediction = base;
+  for (size_t i = 0; i < rehearsals.front().shorter.size(); ++i) {
+    const double times = rehearsals.front().shorter[i].times;
+    const SimulatedStep shorter = simulated(
+        [i](const Rehearsal& one) -> const StepTimeline& { return one.shorter[i].timeline; }, /*keeps=*/false);
+    add(prediction, base, times);
+    add(prediction, numbers_of(shorter), -times);
+  }
+  const double steps = rehearsals.front().num_steps;
+  Prediction of_step;
+  add(of_step, prediction, 1 / steps);
+  for (const Rehearsal& one : rehearsals) {
+    if (one.peak.total() > of_step.memory.total()) {
+      of_step.memory = one.peak;
+      of_step.fullest_rank = one.rank;
+      of_step.peak_event = one.peak_event;
+    }
+    const Rehearsal::Moved& own = one.moved;
+    of_step.moved.to_host = std::max(of_step.moved.to_host, own.to_host);
+    of_step.moved.from_host = std::max(of_step.moved.from_host, own.from_host);
+    of_step.moved.to_disk = std::max(of_step.moved.to_disk, own.to_disk);
+    of_step.moved.from_disk = std::max(of_step.moved.from_disk, own.from_disk);
+    const int64_t devices = hardware.host_of(one.rank).devices;
+    of_step.host_bytes = std::max(of_step.host_bytes, devices * one.host.total());
+  }
+  return of_step;
+}
+
+void add_share(Prediction& sum, const Prediction& one, double share) {
+  add(sum, one, share);
+  add(sum.memory, one.memory, share);
+  sum.host_bytes += std::llround(share * static_cast<double>(one.host_bytes));
+  sum.fullest_rank = one.fullest_rank;
+  sum.peak_event = one.peak_event;
+}
+
+void complete(Prediction& prediction, const Hardware& hardware, int num_ranks, const StepWork& work) {
+  add_offload(prediction, hardware, work.is_update_delayed);
+  add_rates(prediction, hardware, num_ranks, work);
+}
+
+}  // namespace caravan

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "caravan/cost/hardware.h"
+#include "caravan/cost/rehearsal.h"
+#include "caravan/cost/simulate.h"
+#include "caravan/plan/prediction.h"
+
+namespace caravan {
+
+/// What a step is for, whoever wrote it: a recipe or a program.
+struct StepWork {
+  double rows = 0;                 ///< of the whole batch
+  double tokens = 0;               ///< of these; 0: rows are not made of tokens
+  double flops = 0;                ///< of the model, forward and backward
+  std::string dtype{};             ///< of the arithmetic
+  int64_t budget_bytes = 0;        ///< the most that a device may hold; 0: all that it has
+  bool is_update_delayed = false;  ///< the host steps beside a whole step
+};
+
+/// The rank with the slowest device of `count` from `first` on, the first of equal ones: all ranks of a place of a
+/// pipeline do the same, so that this one decides.
+int slowest_rank(const Hardware& hardware, int first, int count, const std::string& dtype);
+
+/// The least memory of the first `num_ranks` devices, or the budget if that is less.
+int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes);
+
+/// From rehearsals of a rank of each place of the pipeline. complete() adds what is missing.
+Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardware& hardware, const StepCosts& costs,
+                             std::vector<SimulatedStep::Span>* spans = nullptr);
+/// Adds a share of a prediction before it is complete, to extrapolate between some whose shares add up to 1.
+void add_share(Prediction& sum, const Prediction& one, double share);
+/// Adds what offload costs, rates, and the memory there is. Throws UsageError for disks that the hardware has not.
+void complete(Prediction& prediction, const Hardware& hardware, int num_ranks, const StepWork& work);
+
+}  // namespace caravan
