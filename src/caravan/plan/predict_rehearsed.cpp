@@ -75,6 +75,14 @@ void add_rates(Prediction& prediction, const Hardware& hardware, int num_ranks, 
 
 }  // namespace
 
+std::pair<bool, double> badness(const Prediction& one) {
+  if (one.fits()) return {false, one.seconds};
+  const auto share = [](int64_t bytes, int64_t room) {
+    return room > 0 ? static_cast<double>(bytes) / static_cast<double>(room) : 0;
+  };
+  return {true, std::max(share(one.memory.total(), one.room_bytes), share(one.host_bytes, one.host_room_bytes))};
+}
+
 std::string wait_name(const std::string& axis) { return axis == "world" ? "the last rank" : axis; }
 
 int slowest_rank(const Hardware& hardware, int first, int count, const std::string& dtype) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "caravan/cost/memory_bytes.h"
 #include "caravan/cost/rehearsal.h"
@@ -31,6 +32,9 @@ struct Prediction {
     return (room_bytes <= 0 || memory.total() <= room_bytes) && (host_room_bytes <= 0 || host_bytes <= host_room_bytes);
   }
 };
+
+/// Smaller is better: those that fit by their time, others by how many times what there is they need.
+std::pair<bool, double> badness(const Prediction& prediction);
 
 /// What Prediction::waits is for, in a text: an axis, or "the last rank" for calls of all ranks.
 std::string wait_name(const std::string& axis);

@@ -22,18 +22,9 @@
 namespace caravan {
 namespace {
 
-/// Smaller is better: layouts that fit by their time, others by how many times what there is they need.
-std::pair<bool, double> rank_of(const Prediction& one) {
-  if (one.fits()) return {false, one.seconds};
-  const auto share = [](int64_t bytes, int64_t room) {
-    return room > 0 ? static_cast<double>(bytes) / static_cast<double>(room) : 0;
-  };
-  return {true, std::max(share(one.memory.total(), one.room_bytes), share(one.host_bytes, one.host_room_bytes))};
-}
-
 /// Of layouts as good as each other, within a hundredth, the simplest: little offload, an early technique of the list.
 auto order_of(const PlannedLayout& layout) {
-  const auto [does_not_fit, size] = rank_of(layout.prediction);
+  const auto [does_not_fit, size] = badness(layout.prediction);
   const auto offloaded = std::ranges::count_if(
       kOffloadKinds, [&](const char* kind) { return layout.recipe.offload.text(kind) != "none"; });
   const std::vector<std::string> names = names_of("data_parallel");
