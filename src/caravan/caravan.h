@@ -12,6 +12,7 @@
 
 // Your module, how ranks share its work, checkpoints.
 #include "caravan/session/parallelize.h"
+#include "caravan/session/plan_module.h"
 #include "caravan/session/trials.h"
 #include "caravan/techniques/data/sync_batch_norm.h"
 

@@ -33,7 +33,7 @@ TEST_F(NewTest, WritesAProjectAndPrintsTheNextCommands) {
 }
 
 TEST_F(NewTest, WritesTheExampleThatIsAskedFor) {
-  for (const char* name : {"own_loop", "ddp", "fsdp", "pipeline", "cnn", "muon"}) {
+  for (const char* name : {"own_loop", "ddp", "fsdp", "pipeline", "cnn", "muon", "plan"}) {
     EXPECT_EQ(caravan({"new", path(name), "--template", name}).code, 0) << name;
     EXPECT_THAT(text_of(path(name) + "/main.cpp"),
                 AllOf(HasSubstr("parallelize("), HasSubstr(std::string("build/") + name)));

@@ -1,5 +1,5 @@
-/// A rank for the tests of Session: program NAME=VALUE.. with the options axes=dp:0,tp:2, backend, seed, timeout_s and
-/// threads; 1:NAME=VALUE is for rank 1 alone. Prints what it found, or the error, as `rank R: ..`.
+/// A rank for the tests of Session: program NAME=VALUE.. with the options axes=dp:0,tp:2, backend, seed, timeout_s,
+/// threads and plans=UNITS; 1:NAME=VALUE is for rank 1 alone. Prints what it found, or the error, as `rank R: ..`.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +23,7 @@
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
+#include "caravan/session/plan_module.h"
 #include "caravan/session/run_program.h"
 #include "caravan/session/session.h"
 #include "caravan/techniques/pipeline/pipeline.h"
@@ -42,6 +43,7 @@ std::vector<AxisSize> axes_of(const std::string& text) {
 }
 
 std::string thrown;  ///< the kind of exception that ends this rank; "": none
+int planned = 0;     ///< units of a net that is planned; 0: none
 int steps = 0;       ///< at most so many, until somebody asks to stop
 
 [[noreturn]] void fail() {
@@ -55,6 +57,7 @@ void set(SessionOptions& options, const std::string& word) {
   const size_t equals = word.find('=');
   const std::string name = word.substr(0, equals), value = word.substr(equals + 1);
   if (name == "throws") thrown = value;
+  if (name == "plans") planned = std::atoi(value.c_str());
   if (name == "steps") steps = std::atoi(value.c_str());
   for (const auto& [degree, size] : {std::pair("dp", &options.dp), {"pp", &options.pp}, {"tp", &options.tp}}) {
     if (name == degree) *size = std::atoi(value.c_str());
@@ -99,6 +102,16 @@ double sum_of_stages(Session& session) {
   return sum.item<double>();
 }
 
+/// The plan of a net of so many layers for the hardware that the session has, or for two cards.
+void print_plan(Session& session, int units) {
+  torch::nn::Sequential net;
+  for (int i = 0; i < units; ++i) net->push_back(torch::nn::Linear(8, 8));
+  const StepData sample{at::zeros({8, 8}), at::zeros({8, 8}),
+                        [](const at::Tensor& out, const at::Tensor& y) { return (out - y).square().sum() / 64; }};
+  const Hardware cards = preset_hardware({.device = "rtx-4090", .per_host = 2});
+  fmt::print("{}", plan(net, session, sample, {.hardware = cards, .seconds = 0.2, .most_rows = 2}).to_string());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,6 +125,7 @@ int main(int argc, char** argv) {
   return run_program([&] {
     Session session(options);
     if (!thrown.empty()) fail();
+    if (planned > 0) return print_plan(session, planned);
     int step = 0;
     while (step < steps && !session.should_stop()) {
       if (++step == 20 && session.rank() == session.size() - 1) std::raise(SIGTERM);

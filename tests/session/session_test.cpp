@@ -103,6 +103,17 @@ TEST_F(SessionTest, AnExceptionOfOneRankIsReported) {
   }
 }
 
+/// Also when time is up somewhere in the search, which is not at the same moment on both.
+TEST_F(SessionTest, AllRanksGetTheSamePlan) {
+  const Result two = on(2, {"plans=4", "threads=1"});
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_THAT(two.out, AllOf(HasSubstr("4 units, 8 rows a step"), HasSubstr("parallelize(net, session")));
+  EXPECT_EQ(text_of(path("logs/rank_1.log")), two.out);
+  const Result other = on(2, {"plans=4", "1:plans=3", "threads=1"});
+  EXPECT_NE(other.code, 0);
+  EXPECT_THAT(other.err, HasSubstr("the parameters"));
+}
+
 TEST_F(SessionTest, DegreesMakeTheMesh) {
   const Result four = on(4, {"tp=2", "threads=1"});
   EXPECT_EQ(four.out, "rank 0 of 4 dp=0/2 tp=0/2: cpu, seed 1, random equal, threads set 1, main\n") << four.err;

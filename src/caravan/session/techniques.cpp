@@ -1,10 +1,99 @@
 #include "caravan/session/techniques.h"
 
+#include <algorithm>
+#include <optional>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/registry/changed_keys.h"
 
 namespace caravan {
+namespace {
+
+/// A value of a key in C++; TOML writes numbers, booleans and simple texts as C++ does.
+std::string code_of(const RecipeValue& value) {
+  std::string text = to_toml(value);
+  if (std::holds_alternative<std::vector<std::string>>(value)) return "{" + text.substr(1, text.size() - 2) + "}";
+  return text;
+}
+
+using Keys = std::vector<std::pair<std::string, RecipeValue>>;
+
+/// A function above that makes a Setting.
+struct Function {
+  std::string name;
+  std::vector<std::string> members;  ///< of its struct, in order, named after keys
+  Keys first{};                      ///< members that say which entry it is
+};
+
+std::optional<Function> function_of(const Setting& setting) {
+  const std::string& name = setting.name();
+  const std::string_view family = setting.family().name;
+  if (family == "pipeline") return Function{"pipeline", {"micro_batches", "stages_per_rank"}, {{"schedule", name}}};
+  if (family == "recompute" && name == "full") return Function{"recompute", {}};
+  if (family == "recompute" && name == "modules") {
+    return Function{"recompute", {}, {{"modules", setting.value("modules")}}};
+  }
+  if (family == "offload") {
+    return Function{"offload",
+                    {"parameters", "gradients", "optimizer", "activations", "disk_dirs", "device_budget", "prefetch",
+                     "delayed_update", "delay_after"}};
+  }
+  if (family != "data_parallel") return std::nullopt;
+  if (name == "ddp") return Function{"ddp", {"bucket_bytes"}};
+  if (name == "zero1") return Function{"zero", {}, {{"stage", int64_t{1}}}};
+  if (name == "zero2") return Function{"zero", {}, {{"stage", int64_t{2}}}};
+  if (name == "zero3") return Function{"fsdp", {"units", "reshard_after_forward", "prefetch"}};
+  if (name == "hsdp") return Function{"fsdp", {"units", "reshard_after_forward", "prefetch", "shard"}};
+  return std::nullopt;
+}
+
+/// "fsdp({.prefetch = 2})".
+std::string call_of(const std::string& function, const Keys& members) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : members) parts.push_back(fmt::format(".{} = {}", name, code_of(value)));
+  return parts.empty() ? function + "()" : fmt::format("{}({{{}}})", function, join(parts));
+}
+
+/// Nothing if the function has no members for some of the keys.
+std::optional<std::string> call_of(const Function& function, Keys keys) {
+  Keys members = function.first;
+  for (const auto& [first, value] : function.first) {
+    std::erase_if(keys, [&](const auto& key) { return key.first == first; });
+  }
+  for (const std::string& member : function.members) {
+    const auto found = std::ranges::find(keys, member, &Keys::value_type::first);
+    if (found != keys.end()) members.push_back(*found);
+  }
+  if (members.size() != function.first.size() + keys.size()) return std::nullopt;
+  return call_of(function.name, members);
+}
+
+/// Any entry of the registry.
+std::string code_of_setting(const Setting& setting) {
+  std::vector<std::string> keys;
+  for (const auto& [name, value] : changed_keys(setting)) {
+    const auto* texts = std::get_if<std::vector<std::string>>(&value);
+    keys.push_back(
+        fmt::format("{{\"{}\", {}{}}}", name, texts != nullptr ? "std::vector<std::string>" : "", code_of(value)));
+  }
+  const std::string values = keys.empty() ? "" : fmt::format(", {{{}}}", join(keys));
+  return fmt::format("Setting(\"{}\", \"{}\"{})", setting.family().name, setting.name(), values);
+}
+
+std::string code_of_precision(const PrecisionChoice& choice) {
+  Keys members;
+  const MixedPrecision usual;
+  if (choice.compute != usual.compute) members.emplace_back("compute", choice.compute);
+  if (choice.gradients != usual.gradients) members.emplace_back("gradients", choice.gradients);
+  if (choice.reduce != usual.reduce) members.emplace_back("reduce", choice.reduce);
+  return call_of("mixed_precision", members);
+}
+
+}  // namespace
 
 Setting ddp(const DdpChoice& choice) { return {"data_parallel", "ddp", {{"bucket_bytes", choice.bucket_bytes}}}; }
 
@@ -57,6 +146,14 @@ Setting tiling(const TilingChoice& choice) {
 
 PrecisionChoice mixed_precision(const MixedPrecision& choice) {
   return {.compute = choice.compute, .gradients = choice.gradients, .reduce = choice.reduce};
+}
+
+std::string to_code(const Technique& technique) {
+  if (const auto* precision = std::get_if<PrecisionChoice>(&technique)) return code_of_precision(*precision);
+  const auto& setting = std::get<Setting>(technique);
+  const std::optional<Function> function = function_of(setting);
+  const auto call = function ? call_of(*function, changed_keys(setting)) : std::nullopt;
+  return call ? *call : code_of_setting(setting);
 }
 
 }  // namespace caravan

@@ -87,4 +87,7 @@ struct MixedPrecision {
 };
 PrecisionChoice mixed_precision(const MixedPrecision& choice = {});
 
+/// The C++ expression that makes it: "fsdp({.prefetch = 2})".
+std::string to_code(const Technique& technique);
+
 }  // namespace caravan

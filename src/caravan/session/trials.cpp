@@ -5,21 +5,18 @@
 #include <cstring>
 #include <map>
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
 #include "caravan/comm/calls/same.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/mesh/layout.h"
-#include "caravan/optim/optimizer.h"
 #include "caravan/prove/judge.h"
 #include "caravan/redistribute/piece.h"
 #include "caravan/session/rank_checks.h"
+#include "caravan/session/trainable_parts.h"
 
 namespace caravan {
 namespace {
@@ -125,34 +122,7 @@ double tolerance_of(const std::vector<Technique>& techniques, at::ScalarType typ
   return type == at::kDouble ? 1e-10 : 2e-5;
 }
 
-std::vector<AxisSize> axes_of(const PlannedRanks& ranks) {
-  const std::vector<AxisSize> axes = ordered_axes(ranks.dp, ranks.pp, ranks.ep, ranks.cp, ranks.tp);
-  for (const auto& [name, size] : axes) {
-    if (size >= 1) continue;
-    throw UsageError({"rehearse", name, fmt::format("{} is not a number of ranks", size), "", "use 1 or more"});
-  }
-  return used_axes(axes);
-}
-
 }  // namespace
-
-/// What a Trainable is made of.
-class TrainableParts {
- public:
-  static torch::nn::Module& module_of(const Trainable& net, const char* op, const char* action) {
-    if (net.model_ != nullptr) throw UsageError({op, "net", "is a Module of this library", "", action});
-    return *net.module_;
-  }
-  /// Throws UsageError if an engine has the gradients of the module.
-  static void check_free(const Trainable& net, const Mesh& mesh) {
-    const auto adapter = net.adapted(mesh);
-    for (const Parameter* parameter : adapter->parameters()) parameter->check_no_sink();
-  }
-  /// The output of one process.
-  static at::Tensor run(const Trainable& net, const at::Tensor& x, const Mesh& mesh) {
-    return net.adapted(mesh)->run({x}, {}).at(0);
-  }
-};
 
 std::string ModuleProof::to_string() const {
   if (holds()) {
@@ -217,81 +187,6 @@ ModuleProof prove(const Trainable& net, const Session& session, const std::vecto
                   const StepData& batch, ParallelOptions options, std::optional<double> tolerance) {
   if (!options.seed) options.seed = session.seed();
   return prove(net, session.mesh(), techniques, batch, options, tolerance);
-}
-
-std::function<void()> MakeOptimizer::update_of(ParallelModel& model) const {
-  if (own_) return [own = std::shared_ptr<Optimizer>(own_(model.engine().state()))] { own->step(1e-3); };
-  if (!of_torch_) return {};
-  return [own = std::shared_ptr<torch::optim::Optimizer>(of_torch_(model.parameters()))] { own->step(); };
-}
-
-Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,
-                   const StepData& rows, const MakeOptimizer& optimizer, ParallelOptions options) {
-  torch::nn::Module& module = TrainableParts::module_of(net, "rehearse", "use `caravan inspect`, or cost/rehearsal.h");
-  if (!rows.loss) throw UsageError({"rehearse", "loss", "is no function", "", "give StepData a loss"});
-  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
-  TrainableParts::check_free(net, alone);
-  const KeptValues kept(module);
-  RehearsedWorld world{.axes = axes_of(ranks), .ranks_per_host = ranks.ranks_per_host};
-  int64_t size = 1;
-  for (const AxisSize& axis : world.axes) size *= axis.size;
-  if (size > INT32_MAX) throw UsageError({"rehearse", "ranks", fmt::format("{} are too many", size), "", "plan fewer"});
-  if (ranks.rank < 0 || ranks.rank >= size) {
-    throw UsageError(
-        {"rehearse", "rank", fmt::format("there is no rank {} of {}", ranks.rank, size), "", "name one of them"});
-  }
-  const auto stage = static_cast<int>(size / ranks.pp);  // ranks of one
-  const at::Tensor x = at::empty_like(rows.x, at::kMeta), y = at::empty_like(rows.y, at::kMeta);
-  Rehearsal found;
-  // Earlier stages tell what they send.
-  for (int rank = ranks.rank % stage; rank <= ranks.rank; rank += stage) {
-    kept.restore();
-    to_meta(module);
-    world.rank = rank;
-    found = rehearse(world, [&](const Mesh& mesh) {
-      const auto model = std::make_shared<ParallelModel>(net, mesh, techniques, options, at::kMeta);
-      const MemoryKindScope kind(MemoryKind::optimizer);
-      const std::function<void()> update = optimizer.update_of(*model);
-      return RehearsedSteps{.step = [=, &rows] {
-        model->step(x, y, rows.loss);
-        if (!update) return;
-        const MemoryKindScope of_optimizer(MemoryKind::optimizer);
-        update();
-      }};
-    });
-  }
-  return found;
-}
-
-std::string inspect(const Trainable& net, PlannedRanks ranks, const std::vector<Technique>& techniques,
-                    const StepData& rows, const MakeOptimizer& optimizer, const ParallelOptions& options) {
-  axes_of(ranks);
-  const int of_stage = ranks.dp * ranks.ep * ranks.cp * ranks.tp;
-  std::string text;
-  for (int stage = 0; stage < ranks.pp; ++stage) {
-    ranks.rank = stage * of_stage;
-    const Rehearsal found = rehearse(net, ranks, techniques, rows, optimizer, options);
-    text += fmt::format("rank {} of {}: {} at the peak, in {}\n", ranks.rank, of_stage * ranks.pp,
-                        format_bytes(found.peak.total()), found.peak_event);
-    for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
-      if (found.peak.of[kind] != 0) {
-        text += fmt::format("  {:<12} {:>12}\n", kMemoryKindNames[kind], format_bytes(found.peak.of[kind]));
-      }
-    }
-    std::map<std::pair<std::string, Verb>, std::pair<double, double>> sums;
-    for (const SentCalls& sent : found.sent) {
-      auto& [calls, bytes] = sums[{sent.axis, sent.verb}];
-      calls += sent.calls;
-      bytes += sent.bytes;
-    }
-    if (found.host.total() > 0) text += fmt::format("  in host memory {:>9}\n", format_bytes(found.host.total()));
-    if (found.disk_bytes > 0) text += fmt::format("  on disk {:>16}\n", format_bytes(found.disk_bytes));
-    for (const auto& [what, sum] : sums) {
-      text += fmt::format("  sends over {}, {}: {:g} calls, {}\n", what.first, name(what.second), sum.first,
-                          format_bytes(std::llround(sum.second)));
-    }
-  }
-  return text;
 }
 
 }  // namespace caravan

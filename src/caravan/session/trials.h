@@ -77,6 +77,8 @@ class MakeOptimizer {
       own_ = std::move(make);
     }
   }
+  bool is_given() const noexcept { return own_ != nullptr || of_torch_ != nullptr; }
+  bool is_of_torch() const noexcept { return of_torch_ != nullptr; }
   /// Makes one, and returns its update; nothing for none. `model` outlives that.
   std::function<void()> update_of(ParallelModel& model) const;
 

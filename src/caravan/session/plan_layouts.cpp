@@ -1,0 +1,242 @@
+#include "caravan/session/plan_layouts.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "caravan/base/divisors.h"
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/registry/changed_keys.h"
+#include "caravan/schedule/pipeline_choice.h"
+#include "caravan/techniques/offload/kinds.h"
+
+namespace caravan {
+namespace {
+
+/// Whether its step is that of one process, and a rehearsal knows it.
+bool is_exact(const Setting& setting) {
+  return setting.has(Trait::whole_gradient) && setting.has(Trait::rehearses) && setting.has(Trait::runs_processes);
+}
+
+/// The entries of a family with usable values on so many ranks of its axis.
+std::vector<Setting> proposals(std::string_view family, int64_t ranks) {
+  std::vector<Setting> all;
+  for (const std::string& name : names_of(family)) {
+    Setting setting(family, name);
+    setting.entry().propose(setting, ranks);
+    if (is_exact(setting)) all.push_back(std::move(setting));
+  }
+  return all;
+}
+
+/// The values that a search tries of a key: all if they are few, and numbers of ranks where the entry proposes one.
+std::vector<RecipeValue> values_of(const SettingKey& key, const Setting& proposed, int64_t ranks) {
+  if (key.initial == RecipeValue("auto")) return {};  // already the best choice
+  std::vector<RecipeValue> values = key.kind.choices;
+  const bool is_proposed = proposed.value(key.name) != key.initial;
+  if (!is_proposed || !std::holds_alternative<int64_t>(key.initial)) return values;
+  for (const int64_t number : divisors(ranks, 2, ranks - 1)) values.emplace_back(number);
+  return values;
+}
+
+/// With another value of one key.
+std::vector<Setting> variants(const Setting& setting, int64_t ranks) {
+  std::vector<Setting> all;
+  Setting proposed(setting.family().name, setting.name());
+  proposed.entry().propose(proposed, ranks);
+  for (const SettingKey& key : setting.entry().keys) {
+    for (const RecipeValue& value : values_of(key, proposed, ranks)) {
+      Setting other = setting;
+      if (value == setting.value(key.name) || !other.set(key.name, value).empty()) continue;
+      if (is_exact(other) && why_idle(other, key.name).empty()) all.push_back(std::move(other));
+    }
+  }
+  return all;
+}
+
+std::string words_of(const Setting& setting) {
+  std::string text = setting.name();
+  for (const auto& [key, value] : changed_keys(setting)) {
+    if (key != "micro_batches") text += fmt::format(" {} {}", key, to_toml(value));
+  }
+  return text;
+}
+
+}  // namespace
+
+LayoutSpace::LayoutSpace(LayoutLimits limits) : limits_(std::move(limits)) {
+  for (const Technique& technique : limits_.fixed) {
+    const auto* setting = std::get_if<Setting>(&technique);
+    const std::string_view family = setting == nullptr ? "" : setting->family().name;
+    if (family == "data_parallel") {
+      first_.data_parallel = *setting;
+    } else if (family == "pipeline") {
+      first_.schedule = *setting;
+    } else if (family == "recompute") {
+      first_.recompute = *setting;
+    } else if (family == "offload") {
+      first_.offload = *setting;
+    } else {
+      extra_.push_back(technique);
+    }
+  }
+  for (const int64_t pp : divisors(limits_.ranks, is_fixed("pipeline") ? 2 : 1, limits_.num_units)) {
+    if (limits_.rows % (limits_.ranks / pp) == 0) stages_.push_back(static_cast<int>(pp));
+  }
+}
+
+bool LayoutSpace::is_fixed(std::string_view family) const {
+  return std::ranges::any_of(limits_.fixed, [&](const Technique& technique) {
+    const auto* setting = std::get_if<Setting>(&technique);
+    return setting != nullptr && setting->family().name == family;
+  });
+}
+
+StepLayout LayoutSpace::with_stages(StepLayout layout, int pp) const {
+  layout.pp = pp;
+  layout.dp = limits_.ranks / pp;
+  const std::vector<int64_t> counts = divisors(limits_.rows / layout.dp);
+  const auto enough = std::ranges::lower_bound(counts, layout.micro_batches);
+  layout.micro_batches = enough == counts.end() ? counts.back() : *enough;
+  if (const int64_t fixed = first_.schedule.whole("micro_batches"); fixed != 0 && pp > 1) layout.micro_batches = fixed;
+  if (!is_fixed("data_parallel")) {
+    if (layout.dp == 1) layout.data_parallel = first_.data_parallel;  // on one rank all techniques are one
+    layout.data_parallel.entry().propose(layout.data_parallel, layout.dp);
+  }
+  if (pp == 1) layout.schedule = first_.schedule;
+  return layout;
+}
+
+std::vector<StepLayout> LayoutSpace::seeds() const {
+  std::vector<StepLayout> all;
+  for (const int pp : stages_) {
+    for (const int64_t micro_batches : {int64_t{1}, int64_t{4}, int64_t{16}, limits_.rows}) {
+      StepLayout seed = first_;
+      seed.micro_batches = pp == 1 ? micro_batches : micro_batches * pp;
+      seed = with_stages(seed, pp);
+      all.push_back(seed);
+      if (is_fixed("recompute")) continue;
+      for (Setting& other : proposals("recompute", pp)) {
+        if (other.is_none()) continue;
+        seed.recompute = std::move(other);
+        all.push_back(seed);
+        break;  // the climb tries the others
+      }
+    }
+  }
+  return all;
+}
+
+void LayoutSpace::add_data(std::vector<StepLayout>& all, const StepLayout& from) const {
+  if (from.dp == 1 || is_fixed("data_parallel")) return;
+  const auto add = [&](std::vector<Setting> settings) {
+    for (Setting& setting : settings) {
+      StepLayout& other = all.emplace_back(from);
+      other.data_parallel = std::move(setting);
+    }
+  };
+  add(proposals("data_parallel", from.dp));
+  add(variants(from.data_parallel, from.dp));
+}
+
+void LayoutSpace::add_stages(std::vector<StepLayout>& all, const StepLayout& from) const {
+  const auto at = std::ranges::find(stages_, from.pp);
+  if (at != stages_.begin()) all.push_back(with_stages(from, *(at - 1)));
+  if (at + 1 < stages_.end()) all.push_back(with_stages(from, *(at + 1)));
+  if (from.pp == 1 || is_fixed("pipeline")) return;
+  for (Setting& schedule : proposals("pipeline", from.pp)) {
+    StepLayout& other = all.emplace_back(from);
+    other.schedule = std::move(schedule);
+  }
+}
+
+void LayoutSpace::add_recompute(std::vector<StepLayout>& all, const StepLayout& from) const {
+  if (is_fixed("recompute")) return;
+  for (Setting& setting : proposals("recompute", from.pp)) {
+    if (setting == from.recompute) continue;
+    StepLayout other = from;
+    other.recompute = std::move(setting);
+    all.push_back(other);
+    for (const int64_t times : {2, 4, 8}) {
+      if (from.micro_batches % times != 0) break;
+      other.micro_batches = from.micro_batches / times;
+      all.push_back(other);
+    }
+  }
+}
+
+void LayoutSpace::add_offload(std::vector<StepLayout>& all, const StepLayout& from) const {
+  if (is_fixed("offload")) return;
+  for (const std::string_view kind : kOffloadKinds) {
+    const bool is_activations = kind == kOffloadKinds.back();
+    if (is_activations ? !limits_.offloads_activations : !limits_.offloads_state) continue;
+    StepLayout& other = all.emplace_back(from);
+    other.offload.set(kind, std::string(from.offload.text(kind) == "none" ? "host" : "none"));
+  }
+}
+
+void LayoutSpace::add_micro_batches(std::vector<StepLayout>& all, const StepLayout& from) const {
+  if (from.pp > 1 && first_.schedule.whole("micro_batches") != 0) return;
+  for (const int64_t count : nearest(divisors(limits_.rows / from.dp), from.micro_batches, 3)) {
+    if (count == from.micro_batches) continue;
+    all.emplace_back(from).micro_batches = count;
+  }
+}
+
+std::vector<StepLayout> LayoutSpace::neighbours(const StepLayout& layout) const {
+  std::vector<StepLayout> all;
+  add_data(all, layout);
+  add_stages(all, layout);
+  add_recompute(all, layout);
+  add_offload(all, layout);
+  add_micro_batches(all, layout);
+  return all;
+}
+
+std::vector<Technique> LayoutSpace::techniques(const StepLayout& layout) const {
+  std::vector<Technique> all;
+  if (layout.pp > 1) all.emplace_back(layout.schedule);
+  if (layout.dp > 1 || is_fixed("data_parallel")) all.emplace_back(layout.data_parallel);
+  if (!layout.recompute.is_none()) all.emplace_back(layout.recompute);
+  if (is_offload_used(layout.offload)) all.emplace_back(layout.offload);
+  all.insert(all.end(), extra_.begin(), extra_.end());
+  return all;
+}
+
+std::string LayoutSpace::text(const StepLayout& layout) const {
+  std::vector<std::string> parts{fmt::format("dp {}", layout.dp)};
+  if (layout.pp > 1) {
+    parts[0] = fmt::format("pp {} ({}) x {}", layout.pp, layout.schedule.name(), parts[0]);
+    PipelineChoice pipeline;
+    pipeline.degree = layout.pp;
+    pipeline.schedule = layout.schedule;
+    if (pipeline.chunks() > 1) parts.push_back(fmt::format("{} stages a rank", pipeline.chunks()));
+  }
+  if (layout.dp > 1) parts.push_back(words_of(layout.data_parallel));
+  if (!layout.recompute.is_none()) parts.push_back("recompute " + words_of(layout.recompute));
+  for (const char* kind : kOffloadKinds) {
+    if (layout.offload.text(kind) != "none") parts.push_back(fmt::format("{} on {}", kind, layout.offload.text(kind)));
+  }
+  parts.push_back(fmt::format("{} x {} rows", layout.micro_batches, limits_.rows / layout.dp / layout.micro_batches));
+  return join(parts);
+}
+
+std::set<std::string> LayoutSpace::features(const StepLayout& layout) const {
+  std::set<std::string> all{layout.data_parallel.name()};
+  if (layout.pp > 1) all.insert("pipeline stages");
+  if (!layout.recompute.is_none()) all.insert("recomputation");
+  if (is_offload_used(layout.offload)) all.insert("offload");
+  return all;
+}
+
+std::vector<std::string> LayoutSpace::feature_names() const {
+  std::vector<std::string> all{"pipeline stages", "recomputation", "offload"};
+  for (const std::string& name : names_of("data_parallel")) all.push_back(name);
+  return all;
+}
+
+}  // namespace caravan

@@ -1,0 +1,197 @@
+#include "caravan/session/plan_search.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "caravan/base/error.h"
+#include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/registry/changed_keys.h"
+#include "caravan/techniques/offload/kinds.h"
+
+namespace caravan {
+namespace {
+
+/// The less, the simpler: little offload, few stages, few other techniques, an early one of the list.
+auto effort_of(const StepLayout& layout) {
+  const auto offloaded =
+      std::ranges::count_if(kOffloadKinds, [&](const char* kind) { return layout.offload.text(kind) != "none"; });
+  const std::vector<std::string> names = names_of("data_parallel");
+  const auto technique = std::ranges::find(names, layout.data_parallel.name()) - names.begin();
+  const auto num_keys = static_cast<int64_t>(changed_keys(layout.data_parallel).size());
+  const int64_t others = (layout.recompute.is_none() ? 0 : 1) + num_keys;
+  return std::tuple(offloaded, layout.pp, others, technique, layout.micro_batches);
+}
+
+bool is_better(const FoundLayout& a, const FoundLayout& b) {
+  const auto order_of = [](const FoundLayout& one) {
+    return std::tuple(badness(one.prediction), effort_of(one.layout), one.text);
+  };
+  return order_of(a) < order_of(b);
+}
+
+/// The best first. Layouts within a hundredth of the best are as good, so that the simplest of these is the first.
+void sort_layouts(std::vector<FoundLayout>& all) {
+  constexpr double kAsGood = 1.01;
+  std::ranges::sort(all, is_better);
+  if (all.empty()) return;
+  const auto [does_not_fit, least] = badness(all.front().prediction);
+  const auto others = std::ranges::find_if(all, [&, fits = !does_not_fit, most = kAsGood * least](const auto& one) {
+    return one.prediction.fits() != fits || badness(one.prediction).second > most;
+  });
+  const auto simplest = std::min_element(all.begin(), others, [](const FoundLayout& a, const FoundLayout& b) {
+    return effort_of(a.layout) < effort_of(b.layout);
+  });
+  std::rotate(all.begin(), simplest, simplest + 1);
+}
+
+class StepSearch {
+ public:
+  StepSearch(const LayoutSpace& space, const LayoutPredictor& predictor, const std::function<bool()>& is_over)
+      : space_(space), predictor_(predictor), is_over_(is_over) {}
+
+  /// Null: the engine does not take it, or time is up.
+  const FoundLayout* estimate(const StepLayout& layout) {
+    const std::string text = space_.text(layout);
+    const auto known = known_.find(text);
+    if (known != known_.end()) return known->second ? &*known->second : nullptr;
+    if (is_over_()) {
+      is_complete_ = false;
+      return nullptr;
+    }
+    std::optional<FoundLayout>& found = known_[text];
+    const auto prediction = if_possible([&] { return predictor_.estimate(layout); });
+    if (prediction) found = FoundLayout{layout, text, *prediction};
+    return found ? &*found : nullptr;
+  }
+
+  /// To better neighbours, until there is none.
+  void climb(const FoundLayout* from) {
+    while (from != nullptr && climbed_.insert(from->text).second) {
+      const FoundLayout* best = from;
+      for (const StepLayout& neighbour : space_.neighbours(from->layout)) {
+        const FoundLayout* one = estimate(neighbour);
+        if (one != nullptr && is_better(*one, *best)) best = one;
+      }
+      from = best == from ? nullptr : best;
+    }
+  }
+
+  std::vector<FoundLayout> all() const {
+    std::vector<FoundLayout> all;
+    for (const auto& [text, found] : known_) {
+      if (found) all.push_back(*found);
+    }
+    sort_layouts(all);
+    return all;
+  }
+
+  /// Nothing if it cannot be rehearsed.
+  std::optional<Prediction> if_possible(const std::function<Prediction()>& predict) {
+    try {
+      return predict();
+    } catch (const Error&) {
+      if (why_not_ == nullptr) why_not_ = std::current_exception();
+    } catch (const c10::Error&) {
+      if (why_not_ == nullptr) why_not_ = std::current_exception();
+    }
+    return std::nullopt;
+  }
+  bool is_complete() const noexcept { return is_complete_; }
+  const std::exception_ptr& why_not() const noexcept { return why_not_; }
+
+ private:
+  const LayoutSpace& space_;
+  const LayoutPredictor& predictor_;
+  const std::function<bool()>& is_over_;
+  bool is_complete_ = true;
+  std::exception_ptr why_not_;
+  std::map<std::string, std::optional<FoundLayout>> known_;
+  std::set<std::string> climbed_;
+};
+
+/// Predicts the best of the estimated layouts whole, so many of them.
+void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor& predictor, size_t most_rows) {
+  constexpr size_t kLeast = 3;  // rows, if none fits
+  std::vector<FoundLayout>& best = found.best;
+  for (FoundLayout& one : found.estimated) {
+    const bool has_fitting = !best.empty() && best.front().prediction.fits();
+    if (best.size() == (best.empty() || has_fitting ? most_rows : std::min(kLeast, most_rows))) break;
+    if (has_fitting && !one.prediction.fits()) break;
+    const auto whole = search.if_possible([&] { return predictor.predict(one.layout); });
+    if (!whole) continue;
+    one.prediction = *whole;  // so that sentences say what rows say
+    const bool is_new = std::ranges::none_of(best, [&](const FoundLayout& other) {
+      return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
+    });
+    if (is_new) best.push_back(one);
+  }
+  sort_layouts(best);
+  sort_layouts(found.estimated);
+  if (best.empty() || !best.front().prediction.fits()) return;
+  std::erase_if(best, [](const FoundLayout& one) { return !one.prediction.fits(); });
+}
+
+}  // namespace
+
+LayoutPredictor::LayoutPredictor(const PlannedStep& step, const LayoutSpace& space, const KeptTensors& kept)
+    : step_(step), space_(space), kept_(kept), costs_(step.hardware) {}
+
+Prediction LayoutPredictor::with_micro_batches(const StepLayout& layout, int64_t micro_batches) const {
+  const bool is_accelerator = !step_.hardware.device_of(0).is_processor;
+  // Ranks of accelerators have memory of their own.
+  const auto per_host = static_cast<int>(step_.hardware.hosts.front().devices);
+  const RehearsedWorld world{.axes = used_axes(ordered_axes(layout.dp, layout.pp, 1, 1, 1)),
+                             .ranks_per_host = is_accelerator ? 0 : per_host};
+  std::vector<int> ranks;
+  for (int place = 0; place < layout.pp; ++place) {
+    ranks.push_back(slowest_rank(step_.hardware, place * layout.dp, layout.dp, step_.work.dtype));
+  }
+  ParallelOptions options = step_.options;
+  options.micro_batches = micro_batches;
+  const int64_t rows = space_.limits().rows / layout.dp / layout.micro_batches * micro_batches;
+  const std::vector<Technique> techniques = space_.techniques(layout);
+  const AcceleratorScope scope(is_accelerator);
+  const std::vector<Rehearsal> rehearsals =
+      rehearse_module({step_.net, techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
+  return predict_rehearsed(rehearsals, step_.hardware, costs_);
+}
+
+Prediction LayoutPredictor::between(const StepLayout& layout, int64_t low, int64_t high) const {
+  Prediction sum;
+  const double share = static_cast<double>(layout.micro_batches - low) / static_cast<double>(high - low);
+  add_share(sum, with_micro_batches(layout, low), 1 - share);
+  add_share(sum, with_micro_batches(layout, high), share);
+  return sum;
+}
+
+Prediction LayoutPredictor::predict(const StepLayout& layout) const {
+  const int64_t all = layout.micro_batches;
+  Prediction one = layout.pp == 1 && all > 3 ? between(layout, 2, 3) : with_micro_batches(layout, all);
+  complete(one, step_.hardware, space_.limits().ranks, step_.work);
+  return one;
+}
+
+Prediction LayoutPredictor::estimate(const StepLayout& layout) const {
+  const int64_t pp = layout.pp;
+  if (pp == 1 || layout.micro_batches <= 4 * pp || layout.micro_batches % pp != 0) return predict(layout);
+  Prediction one = between(layout, 2 * pp, 3 * pp);
+  complete(one, step_.hardware, space_.limits().ranks, step_.work);
+  return one;
+}
+
+FoundLayouts search_step_layouts(const LayoutSpace& space, const LayoutPredictor& predictor,
+                                 const std::function<bool()>& is_over, size_t most_rows) {
+  constexpr size_t kClimbs = 4;
+  StepSearch search(space, predictor, is_over);
+  for (const StepLayout& seed : space.seeds()) search.estimate(seed);
+  const std::vector<FoundLayout> seeds = search.all();
+  for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].layout));
+  FoundLayouts found{.estimated = search.all(), .is_complete = search.is_complete(), .why_not = search.why_not()};
+  predict_best(found, search, predictor, most_rows);
+  return found;
+}
+
+}  // namespace caravan
