@@ -1,5 +1,7 @@
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -45,6 +47,33 @@ TEST(MetaModules, AUsersConvolutionsUseTheMemoryOfRealOnes) {
   // oneDNN lays images and weights out anew for a convolution, in blocks of 16, or not: bounded by a copy of each.
   constexpr int64_t kImages = 16 * 16 * 5 * 5, kWeights = 16 * 16 * 3 * 3;
   expect_same(real, meta, "a net of a user", {.above = (2 * kImages + kWeights) * 4});
+}
+
+/// A user's attention, as torch chooses its kernel.
+Taken attention_taken_by(at::Device device, bool is_causal, bool is_masked, double dropout) {
+  constexpr int64_t kHeads = 4, kPositions = 48, kWidth = 16;
+  const auto made = [&] { return at::ones({kRows, kHeads, kPositions, kWidth}, device).requires_grad_(); };
+  const at::Tensor q = made(), k = made(), v = made();
+  std::optional<at::Tensor> mask;
+  if (is_masked) mask = at::zeros({kPositions, kPositions}, device);
+  TakenCounter counter;
+  at::Tensor loss = at::scaled_dot_product_attention(q, k, v, mask, dropout, is_causal).sum();
+  counter.hold();
+  loss.backward();
+  loss.reset();
+  counter.hold();
+  return counter.finish();
+}
+
+TEST(MetaModules, AUsersAttentionIsTheKernelThatTorchChooses) {
+  for (const auto& [is_causal, is_masked, dropout] :
+       {std::tuple(false, false, 0.0), {true, false, 0.0}, {false, true, 0.0}, {false, false, 0.1}}) {
+    const Taken real = attention_taken_by(at::kCPU, is_causal, is_masked, dropout);
+    const Taken meta = attention_taken_by(at::kMeta, is_causal, is_masked, dropout);
+    EXPECT_EQ(meta.computed.products, real.computed.products);
+    EXPECT_EQ(meta.held, real.held);
+    EXPECT_NEAR(static_cast<double>(meta.peak), static_cast<double>(real.peak), 0.03 * static_cast<double>(real.peak));
+  }
 }
 
 /// If a dry run cannot know a value, it throws an error that names it.

@@ -11,6 +11,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/result_type.h>
@@ -195,6 +197,26 @@ Triple flash_attention_backward(const at::Tensor& dy, const at::Tensor& q, const
   return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 
+/// Whether scaled_dot_product_attention chooses the fused kernel for such tensors on the CPU.
+bool is_fused_on_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Optional& mask) {
+  const auto is_dense = [](const at::Tensor& x) { return x.dim() == 4 && x.numel() > 0 && x.stride(-1) == 1; };
+  if (!is_dense(q) || !is_dense(k) || !is_dense(v) || k.sizes() != v.sizes()) return false;
+  const bool is_differentiated = mask.has_value() && mask->requires_grad();
+  return q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) && !is_differentiated;
+}
+
+/// In place of torch's own choice, which on meta tensors is always products.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Optional& mask,
+                     double dropout, bool is_causal, std::optional<double> scale, bool is_grouped) {
+  if (dropout > 0 || !is_fused_on_cpu(q, k, v, mask)) {
+    return std::get<0>(
+        at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, std::nullopt, scale, is_grouped));
+  }
+  const bool is_boolean = mask.has_value() && mask->scalar_type() == at::kBool;
+  const Optional bias = is_boolean ? Optional(at::zeros(mask->sizes(), q.options())) : mask;
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias, scale));
+}
+
 std::vector<int64_t> ints(c10::SymIntArrayRef all) {
   std::vector<int64_t> values;
   for (const c10::SymInt& value : all) values.push_back(value.expect_int());
@@ -261,9 +283,15 @@ class MetaRegistration {
     const auto schema = c10::Dispatcher::singleton().findSchema({"aten::" + name.substr(0, dot), overload});
     if (schema.has_value() && !schema->hasKernelForDispatchKey(c10::DispatchKey::Meta)) library_.impl(op, kernel);
   }
+  /// For an operator that is made of others, and not by this kernel on other devices.
+  template <class Kernel>
+  void replace(const char* op, Kernel* kernel) {
+    autograd_.impl(op, kernel);
+  }
 
  private:
   torch::Library library_{torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__};
+  torch::Library autograd_{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__};
 };
 
 MetaRegistration* add_meta_kernels() {
@@ -296,6 +324,7 @@ MetaRegistration* add_meta_kernels() {
   kernels->add("native_group_norm_backward", &on_meta::native_group_norm_backward);
   kernels->add("_scaled_dot_product_flash_attention_for_cpu", &on_meta::flash_attention);
   kernels->add("_scaled_dot_product_flash_attention_for_cpu_backward", &on_meta::flash_attention_backward);
+  kernels->replace("scaled_dot_product_attention", &on_meta::attention);
   kernels->add("convolution", &on_meta::convolution);
   kernels->add("convolution_backward", &on_meta::convolution_backward);
   kernels->add("_adaptive_avg_pool2d", &on_meta::adaptive_avg_pool2d);
