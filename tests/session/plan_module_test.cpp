@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -202,6 +203,24 @@ TEST(PlanModule, LeavesTheNetAsItWas) {
     EXPECT_TRUE(at::equal(net->parameters()[i], values[i]));
     EXPECT_TRUE(net->parameters()[i].requires_grad());
   }
+}
+
+/// 26 G parameters in 104 GB.
+TEST(PlanModule, ANetLargerThanThisMachineHasShapesOnly) {
+  static constexpr int64_t kWide = 1 << 16;
+  const auto net = shapes_only([] {
+    torch::nn::Sequential made;
+    for (int i = 0; i < 6; ++i) made->push_back(torch::nn::Linear(kWide, kWide));
+    made->push_back(torch::nn::BatchNorm1d(kWide));
+    made->push_back(torch::nn::Linear(kWide, kWidth));
+    return made;
+  });
+  EXPECT_TRUE(net->parameters().front().is_meta());
+  const ModulePlan found = plan(net, batch_of(kRows, kWide),
+                                {.hardware = preset_hardware({.device = "h100-80", .per_host = 8}), .most_rows = 1});
+  EXPECT_TRUE(found.fits());
+  EXPECT_THAT(found.to_string(), HasSubstr("25.77 B parameters in 8 units"));
+  EXPECT_FALSE(at::zeros({2}).is_meta()) << "the scope is over";
 }
 
 TEST(PlanModule, WhatCannotBePlannedIsSaid) {

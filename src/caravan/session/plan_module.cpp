@@ -80,9 +80,11 @@ double flops_of(const Trainable& net, const StepData& sample, const PlanOptions&
   const MakeOptimizer no_optimizer;
   const RehearsedWorld world{.axes = {{"dp", 1}}};
   try {
-    return rehearse_module({net, none, no_optimizer, one, sample, sample.x.size(0)}, kept, world, {0})
-        .front()
-        .timeline.flops();
+    const auto step = rehearse_module({net, none, no_optimizer, one, sample, sample.x.size(0)}, kept, world, {0});
+    if (step.front().peak.total() == 0) {
+      refuse_plan("memory", "is not counted in this process", "make a Session first, or a Runtime");
+    }
+    return step.front().timeline.flops();
   } catch (const c10::Error& error) {
     kept.restore();
     refuse_operation(error);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "caravan/cost/hardware.h"
+#include "caravan/module/meta/shapes_only.h"
 #include "caravan/plan/prediction.h"
 #include "caravan/session/trials.h"
 
@@ -57,7 +58,8 @@ struct ModulePlan {
 ///   std::puts(found.to_string().c_str());
 ///
 /// `sample` is the whole batch of a step, of all ranks; its values do not matter and it may be of meta tensors. The net
-/// is left as it was, without gradients; its tensors are not copied.
+/// is left as it was, without gradients; its tensors are not copied. One that is larger than this machine is made by
+/// shapes_only().
 ///
 /// Every rank of the session calls it with the same arguments and gets the same plan; they send only whether time is
 /// up. Without hardware in the options they are measured, all at once, in a few seconds.
