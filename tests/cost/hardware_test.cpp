@@ -25,6 +25,7 @@ using ::testing::Not;
 /// Two kinds of hosts, one of a preset.
 const char* const kUnequal = R"(
 name = "two kinds"
+restart = "10min"
 [device.big]
 name = "Big 96GB"
 units = 100
@@ -34,11 +35,14 @@ products.fp8 = {peak = "800TFLOP/s", unaligned = 0.25}
 memory = "96GiB"
 memory_rate = "2.5TB/s"
 price_per_hour = 2.25
+mtbf = "50000h"
+time_error = 0.2
 [[host]]
 count = 2
 device = "big"
 devices = 8
 memory = "2TB"
+storage_rate = "8Gbit/s"
 copy_rate = 120e9
 disk_read = "6GB/s"
 disk_write = "3 GB/s"
@@ -125,8 +129,11 @@ TEST_F(HardwareFile, SaysWhatItSaysAndTheRestHasDefaults) {
   EXPECT_EQ(big.launch_seconds, 5e-6);
   EXPECT_EQ(big.host_bytes_per_second, 25e9);
   EXPECT_EQ(big.price_per_hour, 2.25);
+  EXPECT_EQ(big.mtbf_seconds, 50000 * 3600.0);
+  EXPECT_EQ(big.time_error, 0.2);
+  EXPECT_EQ(read.restart_seconds, 600);
   EXPECT_EQ(read.devices[1], *preset_device("a100-40")) << "described by its preset";
-  EXPECT_EQ(read.hosts[0], (HostKind{2, "big", 8, 2'000'000'000'000, 120e9, 6e9, 3e9}));
+  EXPECT_EQ(read.hosts[0], (HostKind{2, "big", 8, 2'000'000'000'000, 120e9, 6e9, 3e9, 1e9}));
   EXPECT_EQ(read.hosts[1], (HostKind{.count = 1, .device = "a100-40", .devices = 4}));
   EXPECT_EQ(read.levels[0], (LinkLevel{"pair", 2, 600e9, 2e-6, 1, 1, 1}));
   EXPECT_EQ(read.levels[1], (LinkLevel{"node", 8, 300e9, 5e-6, 0.75, 1.5, 1, 20e-6, 4e6, 0, true}));
@@ -197,6 +204,13 @@ TEST_F(HardwareFile, UnitsAreReadExactly) {
   EXPECT_EQ(parse_quantity("1.5 kB", Quantity::bytes), 1500);
   EXPECT_EQ(parse_quantity("200Gb/s", Quantity::bytes_per_second), 25e9);
   EXPECT_EQ(parse_quantity("2GiB/s", Quantity::bytes_per_second), 2.0 * (1 << 30));
+  for (const char* text : {"200Gbit/s", "200 Gbit/s", "200Gbits/s", "200Gbps", "200 Gb/s", "25GBps", "0.2Tbps"}) {
+    EXPECT_EQ(parse_quantity(text, Quantity::bytes_per_second), 25e9) << text;
+  }
+  EXPECT_EQ(parse_quantity("8Gbit", Quantity::bytes), std::nullopt) << "a rate alone is counted in bits";
+  EXPECT_EQ(parse_quantity("10min", Quantity::seconds), 600);
+  EXPECT_EQ(parse_quantity("1.5h", Quantity::seconds), 5400);
+  EXPECT_EQ(parse_quantity("2d", Quantity::seconds), 2 * 86400);
   EXPECT_EQ(parse_quantity("5us", Quantity::seconds), 5e-6);
   EXPECT_EQ(parse_quantity("271.2TFLOP/s", Quantity::flops_per_second), 271.2e12);
   for (const char* wrong : {"", "80", "GiB", "80gib", "-1GiB", "1e3GiB", "1.2.3GiB", "80GiB/s", "inf B", "8 GiB x"}) {
@@ -207,6 +221,7 @@ TEST_F(HardwareFile, UnitsAreReadExactly) {
   EXPECT_EQ(format_quantity(5e-6, Quantity::seconds), "5us");
   EXPECT_EQ(format_quantity(1835.1e9, Quantity::bytes_per_second), "1.8351TB/s");
   EXPECT_EQ(format_quantity(0, Quantity::seconds), "0s");
+  EXPECT_EQ(format_quantity(50'700 * 3600.0, Quantity::seconds), "50700h");
   EXPECT_EQ(format_quantity(0, Quantity::bytes_per_second), "0B/s");
   EXPECT_EQ(format_quantity(300e9, Quantity::bytes_per_second), "300GB/s");
 }
@@ -216,7 +231,7 @@ TEST_F(HardwareFile, WrongKeysAndValuesAreSaid) {
   EXPECT_THAT(error_of("name = "), AllOf(HasSubstr(file + ":1"), HasSubstr("correct the TOML of this line")));
   EXPECT_THAT(
       error_of(with("units = 100", "unit = 100")),
-      AllOf(HasSubstr(file + ":5"), HasSubstr("device.big, unit: no such key"), HasSubstr("the nearest is units")));
+      AllOf(HasSubstr(file + ":6"), HasSubstr("device.big, unit: no such key"), HasSubstr("the nearest is units")));
   EXPECT_THAT(error_of(with("[device.big]", "[devices.big]")), HasSubstr("devices: no such key"));
   EXPECT_THAT(error_of(with("ramp_k = 96", "ramp = 96")), HasSubstr("device.big.products.bf16, ramp: no such key"));
   EXPECT_THAT(error_of(with("products.fp8", "products.fp9")),
@@ -391,7 +406,9 @@ TEST(HardwarePresets, HaveTheLinksOfTheirHosts) {
   EXPECT_EQ(cluster_rate("v100-32", 4), 12.5e9);
   EXPECT_EQ(cluster_rate("v100-32", 8), 6.25e9) << "two devices share a network card";
   EXPECT_EQ(cluster_rate("a100-80", 8, "100Gb"), 12.5e9);
-  EXPECT_EQ(cluster_rate("a100-80", 8, "10GB/s"), 10e9);
+  for (const char* link : {"10GB/s", "10GB", "10 GB/s", "80Gb", "80Gbps", "80 Gbit/s", "80Gbit"}) {
+    EXPECT_EQ(cluster_rate("a100-80", 8, link), 10e9) << link;
+  }
 }
 
 TEST(HardwarePresets, AChoiceThatCannotBeIsSaid) {
@@ -412,7 +429,9 @@ TEST(HardwarePresets, AChoiceThatCannotBeIsSaid) {
   EXPECT_THAT(error_of({.device = "rtx-4090"}), "no error");
   EXPECT_THAT(error_of({.device = "a100-80", .hosts = 2, .link = "25"}), HasSubstr("'25' is not a rate"));
   EXPECT_THAT(error_of({.device = "a100-80", .hosts = 2, .link = "0GB"}), HasSubstr("'0GB' is not a rate"));
+  EXPECT_THAT(error_of({.device = "a100-80", .hosts = 2, .link = "80gbps"}), HasSubstr("200Gbps (bits)"));
   EXPECT_EQ(preset_device("a100"), std::nullopt);
+  EXPECT_EQ(preset_hardware({.device = "t4", .price_per_hour = 0.35}).devices.front().price_per_hour, 0.35);
 }
 
 }  // namespace

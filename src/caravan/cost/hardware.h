@@ -40,6 +40,9 @@ struct HardwareDevice {
   double launch_seconds = 0;           ///< of one kernel
   double host_bytes_per_second = 0;    ///< to or from host memory, one direction
   double price_per_hour = 0;           ///< of one device; 0: unknown
+  /// Between two failures that end a job, of a device with its part of the host and of the network; 0: unknown.
+  double mtbf_seconds = 0;
+  double time_error = 0.3;  ///< share by which steps on such devices differ from their predictions, nine times in ten
   /// Cores of a host: products have no other tile than ProductRate says, and collectives take the time of the cores.
   bool is_processor = false;
 
@@ -74,6 +77,7 @@ struct HostKind {
   double copy_bytes_per_second = 0;       ///< of its memory; 0: unknown
   double disk_read_bytes_per_second = 0;  ///< of all its disks; 0: none
   double disk_write_bytes_per_second = 0;
+  double storage_bytes_per_second = 0;  ///< to and from where checkpoints are, of one host; 0: unknown
 
   bool operator==(const HostKind&) const = default;
 };
@@ -85,6 +89,7 @@ struct Hardware {
   std::vector<HardwareDevice> devices{};
   std::vector<HostKind> hosts{};
   std::vector<LinkLevel> levels{};  ///< from the inside to the outside
+  double restart_seconds = 0;       ///< from a failure until a checkpoint is read; 0: unknown
 
   int64_t num_devices() const noexcept;
   /// The device of a rank. Throws UsageError for a rank that it does not have.
@@ -111,6 +116,7 @@ struct HardwareChoice {
   int64_t hosts = 1;
   /// Of one device to other hosts, "200Gb" (bits) or "25GB" (bytes) a second; "": that of the usual host.
   std::string link{};
+  double price_per_hour = 0;  ///< of one device; 0: unknown
 };
 
 /// Names of the presets, by alias.

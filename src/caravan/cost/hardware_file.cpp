@@ -19,14 +19,14 @@ namespace {
 constexpr const char* kOp = "hardware";
 const std::vector<std::string> kProductDtypes{"fp32", "tf32", "fp16", "bf16", "fp8"};
 
-const std::vector<std::string> kTopKeys{"name", "source", "device", "host", "level"};
-const std::vector<std::string> kDeviceKeys{"like",      "name",      "units",          "products",
-                                           "attention", "memory",    "reserved",       "memory_rate",
-                                           "launch",    "host_rate", "price_per_hour", "is_processor"};
+const std::vector<std::string> kTopKeys{"name", "source", "restart", "device", "host", "level"};
+const std::vector<std::string> kDeviceKeys{"like",           "name",     "units",       "products",    "attention",
+                                           "memory",         "reserved", "memory_rate", "launch",      "host_rate",
+                                           "price_per_hour", "mtbf",     "time_error",  "is_processor"};
 const std::vector<std::string> kProductKeys{"peak",      "reached",   "tile",        "ramp_k",
                                             "sustained", "unaligned", "kernel_rate", "kernel"};
-const std::vector<std::string> kHostKeys{"count",     "device",    "devices",   "memory",
-                                         "copy_rate", "disk_read", "disk_write"};
+const std::vector<std::string> kHostKeys{"count",     "device",    "devices",    "memory",
+                                         "copy_rate", "disk_read", "disk_write", "storage_rate"};
 const std::vector<std::string> kLevelKeys{"name",           "devices",          "rate", "latency", "fraction",
                                           "reduce_speedup", "oversubscription", "call", "ramp",    "congestion",
                                           "includes_inner"};
@@ -107,8 +107,10 @@ void read_products(const HardwareTable& table, HardwareDevice& device) {
 }
 
 HardwareDevice read_device(const std::string& key, const HardwareTable& table) {
-  HardwareDevice device{
-      .reserved_bytes = kReservedBytes, .launch_seconds = kLaunchSeconds, .host_bytes_per_second = kHostRate};
+  HardwareDevice device{.reserved_bytes = kReservedBytes,
+                        .launch_seconds = kLaunchSeconds,
+                        .host_bytes_per_second = kHostRate,
+                        .time_error = kTimeError};
   const auto like = table.text("like");
   if (like) {
     const auto preset = preset_device(*like);
@@ -131,6 +133,8 @@ HardwareDevice read_device(const std::string& key, const HardwareTable& table) {
   device.launch_seconds = table.quantity("launch", Quantity::seconds, device.launch_seconds, Zero::allowed);
   device.host_bytes_per_second = table.quantity("host_rate", Quantity::bytes_per_second, device.host_bytes_per_second);
   device.price_per_hour = table.number("price_per_hour", device.price_per_hour, 0, HUGE_VAL);
+  device.mtbf_seconds = table.quantity("mtbf", Quantity::seconds, device.mtbf_seconds, Zero::allowed);
+  device.time_error = table.number("time_error", device.time_error, 0, 0.9);
   device.is_processor = table.flag("is_processor", device.is_processor);
   return device;
 }
@@ -174,6 +178,7 @@ HostKind read_host(const HardwareTable& table, Hardware& hardware, size_t num_de
     table.refuse(host.disk_read_bytes_per_second > 0 ? "disk_read" : "disk_write", "is one of a pair",
                  "give disk_read and disk_write, or neither");
   }
+  host.storage_bytes_per_second = table.quantity("storage_rate", Quantity::bytes_per_second, 0, Zero::allowed);
   return host;
 }
 
@@ -281,6 +286,7 @@ Hardware read_hardware(const std::filesystem::path& file) {
   Hardware hardware;
   hardware.name = top.text("name").value_or(file.stem().string());
   hardware.source = top.text("source").value_or(file.string());
+  hardware.restart_seconds = top.quantity("restart", Quantity::seconds, 0, Zero::allowed);
   read_devices(top, hardware);
   const size_t num_described = hardware.devices.size();
   for (const HardwareTable& table : top.list("host", kHostKeys)) {

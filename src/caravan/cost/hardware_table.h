@@ -18,6 +18,7 @@ inline constexpr int64_t kReservedBytes = int64_t{1} << 30;
 inline constexpr double kLaunchSeconds = 5e-6;
 inline constexpr double kHostRate = 25e9;  // PCIe 4 with 16 lanes
 inline constexpr double kLinkLatency = 5e-6;
+inline constexpr double kTimeError = 0.3;  // as of presets without any measurement
 
 inline constexpr int64_t kMostDevices = INT32_MAX;  // ranks are ints
 

@@ -85,6 +85,8 @@ void write_device(HardwareLines& lines, const HardwareDevice& device) {
   lines.add("launch", device.launch_seconds, Quantity::seconds, kLaunchSeconds);
   lines.add("host_rate", device.host_bytes_per_second, Quantity::bytes_per_second, kHostRate);
   lines.add_number("price_per_hour", device.price_per_hour, 0.0);
+  lines.add("mtbf", device.mtbf_seconds, Quantity::seconds, 0);
+  lines.add_number("time_error", device.time_error, kTimeError);
   lines.add_number("is_processor", device.is_processor, false);
 }
 
@@ -97,6 +99,7 @@ void write_host(HardwareLines& lines, const HostKind& host) {
   lines.add("copy_rate", host.copy_bytes_per_second, Quantity::bytes_per_second, 0);
   lines.add("disk_read", host.disk_read_bytes_per_second, Quantity::bytes_per_second, 0);
   lines.add("disk_write", host.disk_write_bytes_per_second, Quantity::bytes_per_second, 0);
+  lines.add("storage_rate", host.storage_bytes_per_second, Quantity::bytes_per_second, 0);
 }
 
 void write_level(HardwareLines& lines, const LinkLevel& level) {
@@ -120,6 +123,7 @@ std::string to_toml(const Hardware& hardware) {
   HardwareLines lines;
   lines.add("name", in_quotes(hardware.name));
   lines.add("source", in_quotes(hardware.source));
+  lines.add("restart", hardware.restart_seconds, Quantity::seconds, 0);
   for (const HardwareDevice& device : hardware.devices) write_device(lines, device);
   for (const HostKind& host : hardware.hosts) write_host(lines, host);
   for (const LinkLevel& level : hardware.levels) write_level(lines, level);

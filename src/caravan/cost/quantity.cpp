@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,12 +13,13 @@
 namespace caravan {
 namespace {
 
-/// A unit is 10^ten * 2^two.
+/// A unit is times * 10^ten * 2^two.
 struct QuantityUnit {
   std::string_view text;
   int ten = 0;
   int two = 0;
   bool is_written = true;
+  int times = 1;
 };
 
 constexpr QuantityUnit kBytesUnits[] = {{"TiB", 0, 40}, {"GiB", 0, 30}, {"MiB", 0, 20}, {"KiB", 0, 10}, {"TB", 12},
@@ -34,7 +36,13 @@ constexpr QuantityUnit kRateUnits[] = {{"TB/s", 12},
                                        {"Tb/s", 12, -3, false},
                                        {"Gb/s", 9, -3, false},
                                        {"Mb/s", 6, -3, false}};
-constexpr QuantityUnit kTimeUnits[] = {{"s"}, {"ms", -3}, {"us", -6}, {"ns", -9}};
+constexpr QuantityUnit kTimeUnits[] = {{"s"},
+                                       {"ms", -3},
+                                       {"us", -6},
+                                       {"ns", -9},
+                                       {"min", 0, 0, false, 60},
+                                       {"h", 2, 0, true, 36},
+                                       {"d", 2, 0, false, 864}};
 constexpr QuantityUnit kFlopUnits[] = {{"PFLOP/s", 15}, {"TFLOP/s", 12}, {"GFLOP/s", 9}, {"MFLOP/s", 6}, {"FLOP/s"}};
 
 std::span<const QuantityUnit> units_of(Quantity quantity) {
@@ -59,6 +67,16 @@ QuantityParts split_quantity(std::string_view text) {
   return {text.substr(0, end), text.substr(unit)};
 }
 
+/// "Gbit/s" and "Gbps" are "Gb/s", "GBps" is "GB/s": what networks are sold in.
+std::string usual_unit(std::string_view unit) {
+  std::string text(unit);
+  for (const auto& [other, usual] : {std::pair("bits/s", "b/s"), {"bit/s", "b/s"}, {"bps", "b/s"}, {"Bps", "B/s"}}) {
+    const std::string_view end = other;
+    if (text.ends_with(end)) text.replace(text.size() - end.size(), end.size(), usual);
+  }
+  return text;
+}
+
 std::optional<double> read_number(const std::string& text) {
   double value = 0;
   const char* end = text.data() + text.size();
@@ -69,11 +87,12 @@ std::optional<double> read_number(const std::string& text) {
 }  // namespace
 
 std::optional<double> parse_quantity(std::string_view text, Quantity quantity) {
-  const auto [number, unit] = split_quantity(text);
+  const auto [number, given] = split_quantity(text);
+  const std::string unit = quantity == Quantity::bytes_per_second ? usual_unit(given) : std::string(given);
   for (const QuantityUnit& known : units_of(quantity)) {
     if (unit != known.text) continue;
     const auto value = read_number(fmt::format("{}e{}", number, known.ten));
-    return value ? std::optional(std::ldexp(*value, known.two)) : std::nullopt;
+    return value ? std::optional(std::ldexp(*value * known.times, known.two)) : std::nullopt;
   }
   return std::nullopt;
 }
@@ -81,9 +100,10 @@ std::optional<double> parse_quantity(std::string_view text, Quantity quantity) {
 std::string format_quantity(double value, Quantity quantity) {
   std::string best;
   for (const QuantityUnit& unit : units_of(quantity)) {
-    const double scale = std::pow(10, std::abs(unit.ten));  // exact, unlike a negative power
+    const double scale = std::pow(10, std::abs(unit.ten)) * unit.times;  // exact, unlike a negative power
     const double count = std::ldexp(unit.ten < 0 ? value * scale : value / scale, -unit.two);
-    if (!unit.is_written || (count < 1 && (unit.ten != 0 || unit.two != 0))) continue;  // 300GB/s, not 0.3TB/s
+    if (!unit.is_written || (count < 1 && (unit.ten != 0 || unit.two != 0 || unit.times != 1)))
+      continue;  // 300GB/s, not 0.3TB/s
     const std::string number = fmt::format("{}", count);
     const std::string text = fmt::format("{}{}", number, unit.text);
     const bool is_read = number.find('e') == std::string::npos && parse_quantity(text, quantity) == value;
