@@ -15,6 +15,7 @@ void add(Prediction& sum, const Prediction& one, double times) {
   sum.computes += times * one.computes;
   sum.of_products += times * one.of_products;
   sum.idles += times * one.idles;
+  sum.bubble += times * one.bubble;
   sum.on_host += times * one.on_host;
   sum.moved.to_host += times * one.moved.to_host;
   sum.moved.from_host += times * one.moved.from_host;
@@ -27,6 +28,19 @@ void add(MemoryBytes& sum, const MemoryBytes& one, double times) {
   for (size_t kind = 0; kind < sum.of.size(); ++kind) {
     sum.of[kind] += std::llround(times * static_cast<double>(one.of[kind]));
   }
+}
+
+/// See Prediction::bubble. The ranks of a pipeline end at different times, so all calls of all ranks wait for the last.
+double bubble_of(const SimulatedStep& step) {
+  if (step.ranks.size() < 2) return 0;
+  double sum = 0;
+  for (const SimulatedStep::OfRank& rank : step.ranks) {
+    sum += step.seconds - rank.seconds;
+    for (const auto& [axis, seconds] : rank.exposed) {
+      if (axis.starts_with("pp") || axis == "world") sum += seconds;
+    }
+  }
+  return sum / static_cast<double>(step.ranks.size());
 }
 
 /// What offload adds to a step. Copies run beside it, the slower direction or the disk is the limit; the host steps
@@ -120,6 +134,7 @@ Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardwa
     one.waits = slowest->exposed;
     one.idles = step.seconds - slowest->seconds;
     one.on_host = slowest->on_host;
+    one.bubble = bubble_of(step);
     return one;
   };
   const SimulatedStep step =

@@ -21,6 +21,8 @@ struct Prediction {
   double on_host = 0;            ///< seconds that the host steps the optimizer
   Rehearsal::Moved moved{};      ///< bytes between tiers, of the rank that moves most
   double idles = 0;              ///< of the slowest rank: neither in kernels nor waiting for an axis that it sends over
+  /// Of a pipeline, seconds in which a rank waits for others of its pipeline, or has ended: the mean of all ranks.
+  double bubble = 0;
   std::map<std::string, double> waits{};  ///< of the slowest rank, by axis; "host", "disk": for what is offloaded
   MemoryBytes memory{};                   ///< peak of the fullest rank
   int fullest_rank = 0;

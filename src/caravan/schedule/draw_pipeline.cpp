@@ -20,24 +20,6 @@ constexpr double kMargin = 56;
 constexpr double kDrawnWidth = 1400;
 constexpr std::string_view kMessage = "#b04040";
 
-struct Look {
-  const char* letter;
-  const char* name;
-  const char* color;
-  const char* later;  ///< for the later stages of a rank
-};
-
-Look look_of(Pass::Kind kind) {
-  switch (kind) {
-    case Pass::Kind::forward: return {"F", "forward", "#7fb3e6", "#3f7fc1"};
-    case Pass::Kind::recompute: return {"C", "recompute", "#c9b3e6", "#9673c4"};
-    case Pass::Kind::backward: return {"B", "backward", "#8fd19a", "#4da35c"};
-    case Pass::Kind::weight: return {"W", "weight gradients", "#f2c879", "#d39a34"};
-    case Pass::Kind::update: return {"U", "update", "#cccccc", "#999999"};
-  }
-  return {};
-}
-
 class Drawing {
  public:
   Drawing(const Timeline& timeline, const std::vector<int>& rank_of_stage)
@@ -61,7 +43,7 @@ class Drawing {
     std::string out = words(6, y_of(rank) + 18, 12, fmt::format("rank {}", rank));
     out += box(x_of(0), y_of(rank), timeline_.total * scale_, height, "#eeeeee");
     for (const PassSpan& span : timeline_.ranks[rank].spans) {
-      const Look look = look_of(span.pass.kind);
+      const PassLook look = look_of(span.pass.kind);
       const auto first = std::ranges::find(rank_of_stage_, static_cast<int>(rank)) - rank_of_stage_.begin();
       const double width = (span.end - span.begin) * scale_;
       out += box(x_of(span.begin), y_of(rank), width, height, span.pass.stage == first ? look.color : look.later);
@@ -95,7 +77,7 @@ class Drawing {
     double x = kMargin;
     for (const Pass::Kind kind :
          {Pass::Kind::forward, Pass::Kind::recompute, Pass::Kind::backward, Pass::Kind::weight}) {
-      const Look look = look_of(kind);
+      const PassLook look = look_of(kind);
       out += box(x, y, 14, 14, look.color) + box(x + 14, y, 14, 14, look.later) + words(x + 34, y + 12, 12, look.name);
       x += 160;
     }
@@ -112,6 +94,17 @@ class Drawing {
 };
 
 }  // namespace
+
+PassLook look_of(Pass::Kind kind) {
+  switch (kind) {
+    case Pass::Kind::forward: return {"F", "forward", "#7fb3e6", "#3f7fc1"};
+    case Pass::Kind::recompute: return {"C", "recompute", "#c9b3e6", "#9673c4"};
+    case Pass::Kind::backward: return {"B", "backward", "#8fd19a", "#4da35c"};
+    case Pass::Kind::weight: return {"W", "weight gradients", "#f2c879", "#d39a34"};
+    case Pass::Kind::update: return {"U", "update", "#cccccc", "#999999"};
+  }
+  return {};
+}
 
 std::string to_text(const Timeline& timeline, int width) {
   double shortest = timeline.total;
