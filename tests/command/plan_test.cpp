@@ -1,5 +1,8 @@
 // caravan plan: a table of published runs in, a table of predictions out.
+#include <array>
 #include <gmock/gmock.h>
+#include <regex>
+#include <string>
 
 #include "tests/command/command.h"
 
@@ -11,6 +14,17 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
 class PlanTest : public CommandTest {};
+
+/// The groups of a regular expression that is in a text, as numbers.
+template <size_t N>
+std::array<double, N> numbers(const std::string& text, const std::string& pattern) {
+  std::array<double, N> found{};
+  std::smatch match;
+  const bool is_there = std::regex_search(text, match, std::regex(pattern));
+  EXPECT_TRUE(is_there) << pattern << " in\n" << text;
+  for (size_t i = 0; is_there && i < N; ++i) found[i] = std::stod(match[i + 1]);
+  return found;
+}
 
 TEST_F(PlanTest, PublishedRunsArePredictedAndCompared) {
   const std::string header =
@@ -60,6 +74,12 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
                     path("best.toml"),
                     "--trace",
                     path("timeline.json"),
+                    "--svg",
+                    path("timeline.svg"),
+                    "--price",
+                    "1.5",
+                    "--budget",
+                    "2T",
                     "--set",
                     "data.tokenizer=bytes",
                     "model.layers=2",
@@ -71,6 +91,17 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("2 hosts of 2 a100-80; 4 ranks"), HasSubstr("tokens/s"), HasSubstr("MFU"),
                                 HasSubstr("layouts   "), HasSubstr("- ")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("cluster: 25 GB/s (200 Gb/s) a device"), HasSubstr("within 12 %"),
+                                HasSubstr("goodput   "), HasSubstr("assumed: mtbf 50700 h a device"),
+                                HasSubstr("price     6.00 an hour"), HasSubstr("budget    2.00 T tokens: ")));
+  const auto [step, low, high] = numbers<3>(result.out, R"(best +([0-9.]+) ms \(([0-9.]+) to ([0-9.]+) ms\) a step)");
+  EXPECT_NEAR(step / low, 1.12, 0.01);
+  EXPECT_NEAR(step / high, 0.88, 0.01);
+  // What the budget costs is what so many steps of 4 devices cost, and more for failures.
+  const auto [share] = numbers<1>(result.out, R"(goodput +([0-9.]+) %)");
+  const auto [cost] = numbers<1>(result.out, R"(which cost ([0-9]+))");
+  EXPECT_NEAR(cost, 2e12 / (8 * 32) * step / 1e3 / 3600 * 4 * 1.5 / (share / 100), 0.02 * cost);
+  EXPECT_THAT(text_of(path("timeline.svg")), AllOf(HasSubstr("<svg"), HasSubstr("forward"), HasSubstr(">rank 0<")));
   const auto trace = nlohmann::json::parse(text_of(path("timeline.json")));
   EXPECT_FALSE(trace.at("traceEvents").empty());
   // The recipe trains as it is, on so many ranks.
@@ -100,6 +131,18 @@ TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
   EXPECT_THAT(refused({"--hardware", "rtx-4090", "--hosts", "2"}), HasSubstr("link"));
   const std::string file = this->file("mine.toml", "[[host]]\ndevice = \"a100-80\"\n");
   EXPECT_THAT(refused({"--hardware", file, "--hosts", "2"}), HasSubstr("presets"));
+  EXPECT_THAT(refused({"--hardware", file, "--hosts", "1"}), HasSubstr("presets"));
+  EXPECT_THAT(refused({"--hardware", file, "--price", "2"}), HasSubstr("price_per_hour"));
+  EXPECT_THAT(refused({"--hardware", file, "--budget", "1T"}),
+              AllOf(HasSubstr("price_per_hour"), HasSubstr("--price")));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--budget", "1T"}),
+              AllOf(HasSubstr("price_per_hour"), HasSubstr("--price")));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--price", "2", "--budget", "many"}),
+              AllOf(HasSubstr("'many' is not a number of tokens"), HasSubstr("300G")));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--price", "0", "--budget", "1T"}), HasSubstr("--price"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--per-host", "8", "--link", "200Gbps"}), HasSubstr("one host"));
+  EXPECT_THAT(refused({"--hardware", "gb200", "--per-host", "4", "--hosts", "2", "--link", "200Gbps"}),
+              HasSubstr("nvlink of gb200 connects all hosts"));
   EXPECT_THAT(refused({"--published", file, "--ranks", "2"}), HasSubstr("excludes"));
   EXPECT_THAT(refused({"--hardware", "a100-80", "--write", file}), HasSubstr("exists"));
   EXPECT_THAT(refused({"--hardware", "a100-80", "--ranks", "0"}), HasSubstr("--ranks"));

@@ -106,9 +106,12 @@ struct PlanArguments {
   int64_t per_host = 0;      ///< of a preset: devices; 0: 1
   int64_t hosts = 0;         ///< of a preset; 0: 1
   std::string link;          ///< of a preset, of a device to other hosts: "200Gb"; "": the usual one
+  double price = 0;          ///< of a preset: of one device an hour; 0: unknown
+  std::string budget;        ///< tokens of a run, "300G"; "": not given
   double seconds = 20;       ///< of processor time for the search
   std::string write;         ///< file for the recipe of the best layout; "": none
   std::string trace;         ///< file for its predicted timeline; "": none
+  std::string svg;           ///< the same, drawn; "": none
   std::string published;     ///< a table of published runs; "": not given
 };
 

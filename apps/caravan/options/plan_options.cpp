@@ -20,15 +20,24 @@ void add_plan(CLI::App& app, CommandLine& line) {
                           ->check(CLI::Range(1, 1'000'000)));
   of_recipe.push_back(
       command->add_option("--hosts", plan.hosts, "of a preset: hosts; default 1")->check(CLI::Range(1, 1'000'000)));
-  of_recipe.push_back(command->add_option("--link", plan.link,
-                                          "of a preset: what a device has to other hosts, 200Gb (bits) or 25GB a "
-                                          "second; default: what is usual"));
+  of_recipe.push_back(
+      command->add_option("--link", plan.link,
+                          "of a preset: what a device has to other hosts, 200Gb or 200Gbps (bits), or 25GB "
+                          "a second; default: what is usual"));
+  of_recipe.push_back(command->add_option("--price", plan.price, "of a preset: what a device costs an hour")
+                          ->check(positive_number("of money an hour")));
+  of_recipe.push_back(
+      command
+          ->add_option("--budget", plan.budget, "tokens of a run, such as 300G: how long it takes, and what it costs")
+          ->check(not_empty()));
   of_recipe.push_back(command->add_option("--seconds", plan.seconds, "processor time of the search; default 20")
                           ->check(positive_number("seconds")));
   of_recipe.push_back(
       command->add_option("--write", plan.write, "file for the recipe of the best layout")->check(not_empty()));
   of_recipe.push_back(command->add_option("--trace", plan.trace, "file for its predicted timeline, as of train --trace")
                           ->check(not_empty()));
+  of_recipe.push_back(
+      command->add_option("--svg", plan.svg, "file to draw its predicted timeline in")->check(not_empty()));
   CLI::Option* published =
       command
           ->add_option("--published", plan.published,

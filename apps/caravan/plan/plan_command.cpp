@@ -7,6 +7,7 @@
 
 #include "apps/caravan/commands.h"
 #include "apps/caravan/options/vocabulary.h"
+#include "apps/caravan/plan/plan_budget.h"
 #include "apps/caravan/plan/plan_hardware.h"
 #include "caravan/base/error.h"
 #include "caravan/cost/published/errors.h"
@@ -52,7 +53,7 @@ std::optional<int> plan(const PlanArguments& arguments) {
   if (!arguments.write.empty() && std::filesystem::exists(arguments.write)) {
     throw UsageError({"plan", "--write", arguments.write + " exists", "", "choose another file"});
   }
-  hardware_of(arguments);
+  check_budget(arguments, hardware_of(arguments));
   vocabulary_of(load_recipe(arguments.recipe, arguments.overrides));
   return std::nullopt;
 }

@@ -23,6 +23,7 @@ std::string cost_text(const Prediction& one) {
   for (const auto& [seconds, name] : parts) {
     if (seconds > 0.02 * one.seconds) texts.push_back(fmt::format("{} {:.0f} %", name, 100 * seconds / one.seconds));
   }
+  if (one.bubble > 0) texts.push_back(fmt::format("bubble of all ranks {:.1f} %", 100 * one.bubble / one.seconds));
   return join(texts);
 }
 
@@ -37,8 +38,9 @@ std::string fit_text(const Prediction& one) {
   if (one.room_bytes <= 0) return memory;
   const bool is_host = one.host_room_bytes > 0 && one.host_bytes > one.host_room_bytes;
   const std::string host = fmt::format(": the host needs {}", format_bytes(one.host_bytes));
+  const std::string used = one.host_bytes > 0 ? fmt::format(", {} of the host", format_bytes(one.host_bytes)) : "";
   return fmt::format("{} of {}{}", memory, format_bytes(one.room_bytes),
-                     one.fits() ? ""
+                     one.fits() ? used
                      : is_host  ? host
                                 : ": does not fit");
 }
@@ -52,21 +54,25 @@ std::string hardware_text(const Hardware& hardware, int num_ranks) {
   std::string text = fmt::format("{:<10}{}; {} ranks\n", "hardware", join(hosts), num_ranks);
   for (const LinkLevel& level : hardware.levels) {
     if (level.bytes_per_second <= 0) continue;
-    text += fmt::format("{:<10}{}: {:.4g} GB/s a device, {:.3g} us, among {} devices\n", "", level.name,
-                        level.bytes_per_second / 1e9, 1e6 * level.latency_seconds, level.devices);
+    const bool leaves_hosts = level.devices > hardware.hosts.front().devices;  // networks are sold in bits
+    const std::string bits = leaves_hosts ? fmt::format(" ({:.4g} Gb/s)", level.bytes_per_second * 8e-9) : "";
+    text += fmt::format("{:<10}{}: {:.4g} GB/s{} a device, {:.3g} us, among {} devices\n", "", level.name,
+                        level.bytes_per_second / 1e9, bits, 1e6 * level.latency_seconds, level.devices);
   }
   return text;
 }
 
 std::string rows_text(const std::vector<PlanRow>& rows) {
   const bool has_tokens = rows.empty() || rows.front().prediction.tokens_per_second > 0;
-  std::string text = fmt::format("{:>3}  {:>10}{:>12}{:>7}  {:<24}  layout\n", "", "step",
-                                 has_tokens ? "tokens/s" : "rows/s", "MFU", "memory");
+  size_t width = 0;
+  for (const PlanRow& row : rows) width = std::max(width, fit_text(row.prediction).size());
+  std::string text = fmt::format("{:>3}  {:>10}{:>12}{:>7}  {:<{}}  layout\n", "", "step",
+                                 has_tokens ? "tokens/s" : "rows/s", "MFU", "memory", width);
   for (size_t i = 0; i < rows.size(); ++i) {
     const Prediction& one = rows[i].prediction;
-    text += fmt::format("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<24}  {}\n{:>63}{}\n", i + 1,
+    text += fmt::format("{:>3}  {:>10}{:>12.0f}{:>6.1f}%  {:<{}}  {}\n{:>{}}{}\n", i + 1,
                         step_seconds_text(one.seconds), has_tokens ? one.tokens_per_second : one.rows_per_second,
-                        100 * one.utilisation, fit_text(one), rows[i].text, "", cost_text(one));
+                        100 * one.utilisation, fit_text(one), width, rows[i].text, "", width + 39, cost_text(one));
   }
   return text;
 }

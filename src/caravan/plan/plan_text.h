@@ -10,7 +10,7 @@ namespace caravan {
 
 /// "212.0 ms", "8.264 s".
 std::string step_seconds_text(double seconds);
-/// "14.9 GiB of 23.0 GiB", and what does not fit.
+/// "14.9 GiB of 23.0 GiB, 168 GiB of the host", or what does not fit.
 std::string fit_text(const Prediction& prediction);
 /// Devices and links of a plan, a line each.
 std::string hardware_text(const Hardware& hardware, int num_ranks);
