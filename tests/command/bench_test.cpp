@@ -223,6 +223,8 @@ TEST_F(DoctorTest, OneRankHasNoLinks) {
 }
 
 TEST_F(DoctorTest, DisksAreMeasuredAndKept) {
+  std::filesystem::create_directory(path("one"));
+  std::filesystem::create_directory(path("two"));
   const auto first =
       lines({"doctor", "--ranks", "1", "--json", "--disk", path("one"), "--disk", "/dev/shm"})[0]["tiers"];
   ASSERT_EQ(first["disks"].size(), 2U);
@@ -243,7 +245,10 @@ TEST_F(DoctorTest, DisksAreMeasuredAndKept) {
     EXPECT_NEAR(kept.disks[i].write_bytes_per_second, first["disks"][i]["write_bytes_per_second"].get<double>(), 1);
   }
   EXPECT_EQ(kept.disks[2].folder, path("two"));
-  expect_refused({"doctor", "--disk", path("no/such")}, {path("no/such"), "cannot be made"});
+  for (const std::string& folder : {path("no/such"), path("none")}) {
+    expect_refused({"doctor", "--disk", path("one"), "--disk", folder}, {folder + " is not a folder"});
+    EXPECT_FALSE(std::filesystem::exists(folder)) << "nothing is made";
+  }
   expect_refused({"doctor", "--tune", "--disk", "."}, {" excludes --"});
 }
 
@@ -267,6 +272,7 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
 
 TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
   const std::string file = path("mine.toml");
+  std::filesystem::create_directory(path("disk"));
   const Result result = caravan({"doctor", "--hardware", file, "--ranks", "2", "--disk", path("disk")});
   EXPECT_EQ(result.code, 0) << result.err;
   for (const char* part : {": 2 devices, threads of each ", "memory rate", "launch ", "attention ", "link ",
@@ -282,6 +288,7 @@ TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
   EXPECT_GT(measured.hosts[0].copy_bytes_per_second, 0);
   const HardwareDevice& device = measured.device_of(1);
   EXPECT_EQ(device.alias, "cpu");
+  EXPECT_EQ(device.time_error, 0.15);
   for (const char* dtype : {"fp32", "bf16"}) {
     ASSERT_NE(device.product(dtype), nullptr);
     EXPECT_GT(device.product(dtype)->flops, 1e6);

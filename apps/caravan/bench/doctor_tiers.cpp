@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "caravan/base/error.h"
@@ -54,6 +55,13 @@ void keep(TierFindings& findings) {
 
 TierFindings measure_tiers(const std::vector<std::string>& disks) {
   TierFindings findings;
+  for (const std::string& folder : disks) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(folder, ignored)) {
+      throw UsageError(
+          {"doctor", "--disk", folder + " is not a folder", "", "name one that exists: its disk is measured"});
+    }
+  }
   for (const std::string& folder : disks) {
     TierFindings::Disk disk;
     disk.rates = measure_disk(folder, disk.notes);
