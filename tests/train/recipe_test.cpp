@@ -130,6 +130,15 @@ TEST(Recipe, LayersAreInTilesByPatterns) {
   EXPECT_EQ(parse_recipe(to_toml(recipe), "r").tiling, recipe.tiling) << "is printed as it is read";
 }
 
+TEST(Recipe, ARunThatEndsBeforeUpdatesAreDelayedIsNoted) {
+  const std::vector<std::string> delayed{"offload.optimizer=host", "offload.delayed_update=true", "train.steps=40",
+                                         "optimizer.warmup_steps=2"};
+  EXPECT_THAT(join(recipe_notes(parse_recipe("", "r", delayed))), HasSubstr("offload.delay_after is 40"));
+  std::vector<std::string> sooner = delayed;
+  sooner.emplace_back("offload.delay_after=39");
+  EXPECT_TRUE(recipe_notes(parse_recipe("", "r", sooner)).empty());
+}
+
 TEST(Recipe, RecomputeIsAKindOrAListOfModules) {
   needs({"no_recompute", "selective", "full", "modules"});
   const auto choice = [](const std::string& value) {

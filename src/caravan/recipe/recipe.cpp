@@ -40,6 +40,13 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
+  if (recipe.offload.reads("delayed_update") && recipe.offload.flag("delayed_update")) {
+    const int64_t after = recipe.offload.whole("delay_after");
+    if (steps > 0 && after >= steps) {
+      notes.push_back(fmt::format("offload.delay_after is {}, and the run has {} steps: none of its updates is delayed",
+                                  after, steps));
+    }
+  }
   const int64_t tp = recipe.tensor_parallel.parts().heads;
   const int64_t kv_heads = recipe.model.num_kv_heads();
   if (kv_heads % tp != 0) {
