@@ -354,6 +354,7 @@ TEST_F(ModelsTest, InspectPrintsTimesAndNeighbours) {
   EXPECT_THAT(result.out, ::testing::ContainsRegex("time of tp +in one host"));
   EXPECT_THAT(result.out, ::testing::ContainsRegex("time of dp +[0-9.]+ s"));
   EXPECT_THAT(result.out, ::testing::ContainsRegex("at 1 Gbit/s +[0-9.]+ s"));
+  EXPECT_THAT(result.out, HasSubstr("caravan plan predicts a step"));
   const auto row = [](const std::string& out, const std::string& choice) {
     const size_t begin = out.find("  " + choice + " ");
     const std::string line = begin == std::string::npos ? "" : out.substr(begin, out.find('\n', begin) - begin);

@@ -228,6 +228,7 @@ void print_traffic(const Inspected& of, std::span<const Rehearsal> all, const Re
           is_on_one_host(of, all, axis) ? fmt::format("{:>16}", "in one host") : fmt::format("{:>14.3f} s", own));
   }
   print(fmt::format("at {:g} Gbit/s", of.link_gbit_s), fmt::format("{:>14.3f} s, at most", sum_of(seconds)));
+  fmt::print("  one call after the other: caravan plan predicts a step, in which they overlap\n");
 }
 
 struct Price {
