@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/plan/checkpoint_size.h"
 #include "caravan/plan/predict.h"
 #include "caravan/plan/search.h"
+#include "caravan/plan/twins.h"
 #include "caravan/recipe/recipe.h"
 #include "caravan/train/model/rehearse.h"
 
@@ -117,6 +119,64 @@ TEST(Predict, OffloadTakesTheTimeOfItsLinkAndHost) {
   EXPECT_GT(slow.waits.at("host"), slow.computes);
   // Parameters are loaded twice, and gradients stored once: 8 layers of 12 x 256 x 256 and more.
   EXPECT_GE(slow.seconds, 2 * 4 * 8 * 12 * 256.0 * 256 / 1e6);
+}
+
+TEST(Predict, ABubbleIsThatOfThePipeline) {
+  const Hardware hardware = hosts(2, int64_t{1} << 34);
+  const PlainCosts costs(1e12);
+  const Predictor predictor(hardware, costs, 4, 256);
+  const Keys wide{"model.width=512", "model.heads=8",         "model.context=128",
+                  "mesh.pp=4",       "train.global_batch=32", "train.micro_batch=auto"};
+  for (const int64_t micro_batches : {4, 16}) {
+    Keys keys = wide;
+    keys.push_back("pipeline.schedule=gpipe");
+    keys.push_back("pipeline.micro_batches=" + std::to_string(micro_batches));
+    const Prediction one = predictor.predict(recipe_of(keys));
+    // Huang et al., GPipe: (p - 1) / (m + p - 1) if all stages take equal times.
+    EXPECT_NEAR(one.bubble / one.seconds, 3.0 / static_cast<double>(micro_batches + 3), 0.06) << micro_batches;
+  }
+  EXPECT_EQ(predictor.predict(recipe_of({})).bubble, 0) << "no pipeline";
+}
+
+TEST(CheckpointSize, IsThatOfParametersAndMoments) {
+  const std::vector<Keys> cases{
+      {}, {"data_parallel.technique=zero3"}, {"mesh.pp=2", "pipeline.micro_batches=4"}, {"mesh.tp=4"}};
+  for (const auto& [optimizer, bytes] : {std::pair("adamw", 12), std::pair("sgd", 4)}) {
+    for (Keys keys : cases) {
+      keys.push_back(std::string("optimizer.kind=") + optimizer);
+      const Recipe recipe = recipe_of(keys);
+      ModelConfig model = recipe.model;
+      model.vocabulary = 256;
+      const auto all = static_cast<double>(bytes * model.num_parameters());
+      const CheckpointSize size = checkpoint_size(recipe, 256, 8);
+      EXPECT_NEAR(static_cast<double>(size.total_bytes), all, 0.02 * all)
+          << optimizer << " " << keys.front();  // cut at rows
+      EXPECT_GE(8 * size.rank_bytes, size.total_bytes);
+      EXPECT_LT(static_cast<double>(8 * size.rank_bytes), 1.5 * all) << "replicas share the work";
+    }
+  }
+}
+
+TEST(Twins, DifferInMinorKeysAndTakeEquallyLong) {
+  const auto row = [](const Keys& keys, double seconds) {
+    const Recipe recipe = recipe_of(keys);
+    PlannedLayout layout{recipe, layout_text(recipe, 8), {}};
+    layout.prediction.seconds = seconds;
+    return layout;
+  };
+  std::vector<PlannedLayout> rows{row({"offload.optimizer=host"}, 1),
+                                  row({"offload.optimizer=host", "offload.gradients=host"}, 1.005),
+                                  row({}, 1.006),
+                                  row({"data_parallel.technique=zero1"}, 1.007),
+                                  row({"memory.recompute=selective"}, 1.008),
+                                  row({"memory.recompute=full"}, 1.009),
+                                  row({"mesh.tp=2"}, 1.009),
+                                  row({"offload.optimizer=host", "offload.activations=host"}, 1.02)};
+  EXPECT_EQ(drop_twins(rows, 8), 2U);
+  std::vector<double> left;
+  for (const PlannedLayout& each : rows) left.push_back(each.prediction.seconds);
+  EXPECT_EQ(left, (std::vector<double>{1, 1.006, 1.007, 1.008, 1.009, 1.02}))
+      << "of those that offload, and of those that recompute, the fastest; what is a hundredth slower stays";
 }
 
 TEST(Search, SlowLinksBetweenHostsDecide) {

@@ -17,18 +17,20 @@ CheckpointSize checkpoint_size(const Recipe& recipe, int64_t vocabulary, int num
   const auto num_places = static_cast<int>(recipe.pipeline.degree);
   const int of_place = num_ranks / num_places;
   CheckpointSize size;
-  double total = 0;
+  double total = 0, most = 0;
   for (int place = 0; place < num_places; ++place) {
     const int rank = place * of_place;
     Mesh mesh = Mesh::create(make_record_world(rank, num_ranks), mesh_axes(recipe, num_ranks));
     const TrainedModel trained(recipe, config, mesh, {}, at::kMeta);
     const std::vector<CheckpointPiece> pieces = checkpoint_pieces(trained.tensors, mesh);
-    size.rank_bytes = std::max(size.rank_bytes, BackgroundSave::bytes_of_copy(pieces));
+    double mean = 0;  // of the ranks of the place
     for (const CheckpointPiece& piece : pieces) {
-      const double replicas = std::max<double>(1, static_cast<double>(piece.num_replicas));
-      total += static_cast<double>(piece.tensor.nbytes()) * of_place / replicas;
+      mean += static_cast<double>(piece.tensor.nbytes()) / std::max(1, piece.num_replicas);
     }
+    total += mean * of_place;
+    most = std::max({most, mean, static_cast<double>(BackgroundSave::bytes_of_copy(pieces))});
   }
+  size.rank_bytes = std::llround(most);
   size.total_bytes = std::llround(total);
   return size;
 }
