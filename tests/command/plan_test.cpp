@@ -89,6 +89,7 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
                     "train.global_batch=8"};
   const Result result = caravan(small);
   EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.err, "") << "progress is for terminals";
   EXPECT_THAT(result.out, AllOf(HasSubstr("2 hosts of 2 a100-80; 4 ranks"), HasSubstr("tokens/s"), HasSubstr("MFU"),
                                 HasSubstr("layouts   "), HasSubstr("- ")));
   EXPECT_THAT(result.out, AllOf(HasSubstr("cluster: 25 GB/s (200 Gb/s) a device"), HasSubstr("within 12 %"),

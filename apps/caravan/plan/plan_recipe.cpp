@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "apps/caravan/options/vocabulary.h"
 #include "apps/caravan/plan/plan_hardware.h"
 #include "apps/caravan/plan/plan_job.h"
+#include "apps/caravan/plan/plan_progress.h"
 #include "apps/caravan/plan/plan_timeline.h"
 #include "caravan/base/error.h"
 #include "caravan/base/runtime.h"
@@ -21,6 +23,13 @@
 
 namespace caravan::app {
 namespace {
+
+SearchResult searched(const Recipe& recipe, const Predictor& predictor, double seconds) {
+  std::fflush(stdout);  // the hardware before the progress
+  PlanProgress progress(seconds);
+  const auto show = [&](size_t num_estimated) { progress.show(num_estimated); };
+  return search_layouts(recipe, predictor, {.seconds = seconds, .progress = show});
+}
 
 void print_result(const PlannedJob& job, SearchResult& result) {
   if (result.own) {
@@ -60,7 +69,7 @@ int plan_recipe(const PlanArguments& arguments) {
   const auto parameters = static_cast<double>(recipe.model.num_parameters());
   print_fact("model", fmt::format("{} parameters, {} sequences of {} tokens a step, {}", format_count(parameters),
                                   recipe.train.global_batch, recipe.model.context, recipe.precision.compute));
-  SearchResult result = search_layouts(recipe, predictor, {.seconds = arguments.seconds});
+  SearchResult result = searched(recipe, predictor, arguments.seconds);
   print_result(job, result);
   if (result.best.empty()) return 5;
   const PlannedLayout& best = result.best.front();
@@ -74,6 +83,7 @@ int plan_recipe(const PlanArguments& arguments) {
     print_fact("recipe", "written to " + arguments.write);
   }
   write_timelines(job, predictor, best);
+  for (const std::string& note : recipe_notes(recipe)) print_fact("note", note);
   return result.fits() ? 0 : 5;
 }
 

@@ -79,7 +79,10 @@ std::clock_t share_of(const SearchOptions& options, double share) {
 class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
-      : predictor_(predictor), begin_(std::clock()), end_(begin_ + share_of(options, 1)) {}
+      : predictor_(predictor),
+        begin_(std::clock()),
+        end_(begin_ + share_of(options, 1)),
+        progress_(options.progress) {}
 
   std::clock_t begin() const noexcept { return begin_; }
 
@@ -93,6 +96,7 @@ class Search {
       is_complete_ = false;
       return nullptr;
     }
+    if (progress_) progress_(known_.size());
     std::optional<PlannedLayout>& layout = known_[text];
     // The memory of a processor's host is that of its ranks.
     if (predictor_.hardware().device_of(0).is_processor && uses_tier(recipe.offload, "host")) return nullptr;
@@ -144,6 +148,7 @@ class Search {
  private:
   const Predictor& predictor_;
   std::clock_t begin_, end_;
+  std::function<void(size_t)> progress_;
   bool is_complete_ = true;
   std::map<std::string, std::optional<PlannedLayout>> known_;
   std::set<std::string> climbed_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ std::string layout_text(const Recipe& recipe, int num_ranks);
 struct SearchOptions {
   double seconds = 20;    ///< of processor time, for estimates; half as much more for whole rehearsals, but for one
   size_t most_rows = 10;  ///< that are rehearsed whole
+  /// Called between estimates with their number; may be empty.
+  std::function<void(size_t num_estimated)> progress{};
 };
 
 struct SearchResult {
