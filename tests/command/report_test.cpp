@@ -44,6 +44,13 @@ TEST_F(ReportTest, ARunIsPlottedReportedAndCompared) {
                           HasSubstr("measured peak of rank 0"), Not(HasSubstr("<h2>A step</h2>"))));
 
   ASSERT_EQ(train("traced", 2, {"--trace", path("trace.json")}).code, 0);
+  // A predicted timeline is drawn like a measured one.
+  const Result planned = caravan({"plan", "--hardware", "a100-80", "--per-host", "2", "--seconds", "1", "--trace",
+                                  path("predicted.json"), path("traced/recipe.toml")});
+  ASSERT_EQ(planned.code, 0) << planned.err;
+  const Result drawn = caravan({"report", path("traced"), "--trace", path("predicted.json")});
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_THAT(text_of(path("traced/report.html")), HasSubstr("rank 0 (predicted)"));
   ASSERT_EQ(caravan({"report", path("traced"), "--trace", path("trace.json")}).code, 0);
   EXPECT_THAT(text_of(path("traced/report.html")),
               AllOf(HasSubstr("<h2>A step</h2>"), HasSubstr("step 5, "), HasSubstr("<title>forward 0"),

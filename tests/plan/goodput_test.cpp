@@ -107,6 +107,8 @@ TEST(Goodput, IsALineOfText) {
       .share = 0.941, .steps = 276, .interval = 2280, .lost = 1860, .stops = 12, .writes = 12, .mtbf = 181440};
   EXPECT_EQ(to_text(goodput),
             "94.1 %: a checkpoint each 276 steps (38 min) takes 12 s; a failure each 2.1 days costs 31 min");
+  EXPECT_EQ(duration_range_text(17.04 * 86400, 21.4 * 86400), "17 to 21 days");
+  EXPECT_EQ(duration_range_text(80, 100), "80 s to 1.7 min");
   EXPECT_EQ(duration_text(0.25), "250 ms");
   EXPECT_EQ(duration_text(5.24), "5.2 s");
   EXPECT_EQ(duration_text(5400), "1.5 h");
@@ -119,6 +121,7 @@ TEST(TimeRange, ContainsWhatHasTheErrorOfThePrediction) {
   EXPECT_NEAR(8.26 / range.high - 1, -0.12, 1e-12);
   EXPECT_EQ(range.to_text(), "7.37 to 9.39 s");
   EXPECT_EQ(time_range(0.2, 0.3).to_text(), "154 to 286 ms");
+  EXPECT_EQ(time_range(1, 0.25).to_text(), "800 to 1333 ms");
 }
 
 TEST(TimeRange, IsThatOfTheLeastKnownDevice) {

@@ -28,8 +28,8 @@ void print_budget(const PlannedJob& job, const Prediction& best, double share, s
   if (share <= 0) return print_fact("budget", what + ": never, failures come faster than checkpoints");
   const double seconds = tokens / best.tokens_per_second / share;
   const TimeRange range = time_range(seconds, time_error_of(job.hardware, job.num_ranks));
-  std::string text = fmt::format("{}: {} ({} to {})", what, duration_text(seconds), duration_text(range.low),
-                                 duration_text(range.high));
+  std::string text =
+      fmt::format("{}: {} ({})", what, duration_text(seconds), duration_range_text(range.low, range.high));
   if (of_hour) {
     const double cost = *of_hour * seconds / 3600;
     text += fmt::format(", which cost {:.{}f}", cost, cost < 100 ? 2 : 0);

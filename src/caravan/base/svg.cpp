@@ -25,10 +25,10 @@ std::string document(double width, double height, const std::string& body) {
       width, height, body);
 }
 
-std::string box(double x, double y, double width, double height, std::string_view fill) {
+std::string box(double x, double y, double width, double height, std::string_view fill, double border) {
   return fmt::format(R"(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" stroke="#555" )"
-                     "stroke-width=\"0.5\"/>\n",
-                     x, y, width, height, fill);
+                     "stroke-width=\"{:g}\"/>\n",
+                     x, y, width, height, fill, border);
 }
 
 std::string words(double x, double y, double size, std::string_view text, std::string_view anchor) {

@@ -116,6 +116,14 @@ std::string duration_text(double seconds) {
                      : fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
 }
 
+std::string duration_range_text(double low, double high) {
+  const std::string end = duration_text(high);
+  std::string begin = duration_text(low);
+  const std::string unit = end.substr(end.find(' '));
+  if (begin.ends_with(unit)) begin.resize(begin.size() - unit.size());
+  return begin + " to " + end;
+}
+
 std::string to_text(const Goodput& goodput) {
   const std::string steps = goodput.steps == 1 ? "step" : fmt::format("{} steps", goodput.steps);
   const std::string behind =

@@ -44,6 +44,8 @@ std::optional<Goodput> goodput_on(const Hardware& hardware, int num_ranks, const
 
 /// "12 s", "38 min", "5.2 h", "2.1 days": two digits or three.
 std::string duration_text(double seconds);
+/// "17 to 21 days"
+std::string duration_range_text(double low, double high);
 
 /// "94.1 %: a checkpoint each 276 steps (38 min) takes 12 s; a failure each 2.1 days costs 31 min".
 std::string to_text(const Goodput& goodput);

@@ -20,8 +20,12 @@ double time_error_of(const Hardware& hardware, int num_ranks) {
 TimeRange time_range(double predicted, double error) { return {predicted / (1 + error), predicted / (1 - error)}; }
 
 std::string TimeRange::to_text() const {
-  const double scale = high < 1 ? 1e3 : 1;
-  return fmt::format("{:.3g} to {:.3g} {}", scale * low, scale * high, high < 1 ? "ms" : "s");
+  const double scale = low < 1 ? 1e3 : 1;
+  const auto number = [&](double seconds) {
+    const double count = scale * seconds;
+    return count < 100 ? fmt::format("{:.3g}", count) : fmt::format("{:.0f}", count);
+  };
+  return fmt::format("{} to {} {}", number(low), number(high), low < 1 ? "ms" : "s");
 }
 
 }  // namespace caravan

@@ -21,8 +21,7 @@
 namespace caravan {
 namespace {
 
-constexpr int64_t kMicroBatches = 3;  ///< the first, one of those between, the last
-constexpr int kAllRanks = 8;          ///< up to this number, all are rehearsed
+constexpr int kAllRanks = 8;  ///< up to this number, all are rehearsed
 
 at::Tensor bytes(int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).device(at::kMeta)); }
 
@@ -181,7 +180,7 @@ Rehearsal rehearse(const Recipe& recipe, int64_t vocabulary, int num_ranks, int 
       .axes = mesh_axes(recipe, num_ranks), .rank = rank, .ranks_per_host = ranks_per_host, .numbers = numbers};
   return rehearse(world, [&](const Mesh& mesh) {
     const auto made = std::make_shared<Rehearsed>(recipe, config, mesh);
-    const int64_t few = recipe.pipeline.is_used() ? micro_batches : std::min(micro_batches, kMicroBatches);
+    const int64_t few = recipe.pipeline.is_used() ? micro_batches : std::min(micro_batches, kRehearsedMicroBatches);
     made->stepper = made->stepper_of(few);
     if (StateOwner* own = made->stepper->state()) made->trained.tensors.add(*own);
     const Stretches stretches = stretches_of(recipe, made->stepper->steps_at_once());

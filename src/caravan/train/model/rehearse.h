@@ -9,6 +9,9 @@
 
 namespace caravan {
 
+/// Micro-batches that are rehearsed without a pipeline, at most: the first, one of those between, the last.
+inline constexpr int64_t kRehearsedMicroBatches = 3;
+
 /// A step of `rank` of `num_ranks` ranks by the recipe, whose train.micro_batch is a number (see BatchPlan for "auto"),
 /// with the vocabulary of its model or `vocabulary`. Exact except as follows:
 ///   - of several micro-batches without a pipeline, only three are rehearsed: the others equal the second;

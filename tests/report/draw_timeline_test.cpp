@@ -1,5 +1,5 @@
 // A drawn timeline has what its spans say, at the places that they say.
-#include "caravan/plan/draw_timeline.h"
+#include "caravan/report/draw_timeline.h"
 
 #include <algorithm>
 #include <gmock/gmock.h>
@@ -30,12 +30,12 @@ std::vector<Drawn> boxes_of(const std::string& svg) {
 }
 
 TEST(DrawTimeline, SpansAreBoxesInProportion) {
-  const std::vector<SimulatedStep::Span> spans{{0, "compute", "forward blocks.0 of micro-batch 0", 0, 0.5},
-                                               {0, "wait", "dp", 0.5, 0.75},
-                                               {0, "compute", "backward blocks.0 of micro-batch 0", 0.75, 1},
-                                               {0, "dp", "all_gather blocks.0", 0.25, 0.75},
-                                               {4, "compute", "forward <b> & c", 0.5, 1}};
-  const std::string svg = timeline_to_svg(spans, "title <of> it");
+  const std::vector<DrawnSpan> spans{{0, "compute", "forward blocks.0 of micro-batch 0", 0, 0.5},
+                                     {0, "wait", "dp", 0.5, 0.75},
+                                     {0, "compute", "backward blocks.0 of micro-batch 0", 0.75, 1},
+                                     {0, "dp", "all_gather blocks.0", 0.25, 0.75},
+                                     {4, "compute", "forward <b> & c", 0.5, 1}};
+  const std::string svg = draw_timeline(spans, "title <of> it");
   EXPECT_THAT(svg, HasSubstr("title &lt;of&gt; it"));
   EXPECT_THAT(svg, HasSubstr(">rank 0<"));
   EXPECT_THAT(svg, HasSubstr(">rank 4<"));
@@ -63,10 +63,10 @@ TEST(DrawTimeline, SpansAreBoxesInProportion) {
 }
 
 TEST(DrawTimeline, WhatIsTooNarrowIsDrawnTogether) {
-  std::vector<SimulatedStep::Span> spans;
+  std::vector<DrawnSpan> spans;
   for (int i = 0; i < 100'000; ++i) spans.push_back({0, "compute", "forward", i * 1e-5, (i + 1) * 1e-5});
   spans.push_back({0, "compute", "backward", 1, 2});
-  const std::string svg = timeline_to_svg(spans, "many");
+  const std::string svg = draw_timeline(spans, "many");
   EXPECT_LT(svg.size(), 100'000U);
   const std::vector<Drawn> all = boxes_of(svg);
   double forward = 0;
@@ -74,7 +74,23 @@ TEST(DrawTimeline, WhatIsTooNarrowIsDrawnTogether) {
   EXPECT_NEAR(forward, all[0].width / 2, 1) << "nothing is lost";
 }
 
-TEST(DrawTimeline, OfNothingIsEmpty) { EXPECT_THAT(timeline_to_svg({}, "none"), Not(HasSubstr("nan"))); }
+TEST(DrawTimeline, NestedSpansAreLowerAndRanksHaveNames) {
+  const std::vector<DrawnSpan> spans{{0, "compute", "step 3", 0, 1},
+                                     {0, "compute", "forward a", 0.25, 0.5},
+                                     {0, "compute", "backward a", 0.5, 1},
+                                     {0, "wait", "dp", 0.75, 1}};
+  const std::string svg = draw_timeline(spans, "nested", {{0, "rank 0 (dp=0)"}});
+  EXPECT_THAT(svg, HasSubstr(">rank 0 (dp=0)<"));
+  EXPECT_THAT(svg, HasSubstr("<title>forward a: 250000 us</title>"));
+  const std::vector<Drawn> all = boxes_of(svg);  // idle, step, forward, backward, wait
+  ASSERT_GE(all.size(), 5U);
+  EXPECT_EQ(all[1].y, all[0].y);
+  EXPECT_GT(all[2].y, all[1].y);
+  EXPECT_EQ(all[3].y, all[2].y);
+  EXPECT_GT(all[4].y, all[3].y);
+}
+
+TEST(DrawTimeline, OfNothingIsEmpty) { EXPECT_THAT(draw_timeline({}, "none"), Not(HasSubstr("nan"))); }
 
 }  // namespace
 }  // namespace caravan::testing::draw_timeline_test
