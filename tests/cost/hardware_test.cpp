@@ -245,6 +245,11 @@ TEST_F(HardwareFile, WrongKeysAndValuesAreSaid) {
   EXPECT_THAT(error_of(with("\"2us\"", "true")), HasSubstr("[[level]] 1, latency: is not a number"));
   EXPECT_THAT(error_of(with("\"2us\"", "-2e-6")), HasSubstr("[[level]] 1, latency: is -2e-06, which is negative"));
   EXPECT_THAT(error_of(with("\"600GB/s\"", "0")), HasSubstr("[[level]] 1, rate: is zero"));
+  EXPECT_THAT(error_of(with("\"600GB/s\"", "\"600gbit\"")), HasSubstr("the nearest is 'Gb/s'"));
+  EXPECT_THAT(error_of(with("\"600GB/s\"", "\"600mbps\"")), HasSubstr("the nearest is 'Mb/s'"));
+  EXPECT_THAT(error_of(with("\"600GB/s\"", "\"600GB\"")), HasSubstr("the nearest is 'GB/s'"));
+  EXPECT_THAT(error_of(with("time_error = 0.2", "time_error = 1")), HasSubstr("is not a number from 0 to 0.9"));
+  EXPECT_THAT(error_of(with("\"50000h\"", "\"5 years\"")), HasSubstr("device.big, mtbf: unit 'years'"));
   EXPECT_THAT(error_of(with("\"600GB/s\"", "inf")), HasSubstr("[[level]] 1, rate: is not a number"));
   EXPECT_THAT(error_of(with("\"96GiB\"", "0.5")), HasSubstr("is not a whole number of bytes"));
   EXPECT_THAT(error_of(with("units = 100", "is_processor = 1")), HasSubstr("is_processor: is neither true nor false"));

@@ -110,6 +110,7 @@ TEST(Goodput, IsALineOfText) {
   EXPECT_EQ(duration_range_text(17.04 * 86400, 21.4 * 86400), "17 to 21 days");
   EXPECT_EQ(duration_range_text(80, 100), "80 s to 1.7 min");
   EXPECT_EQ(duration_text(0.25), "250 ms");
+  EXPECT_EQ(duration_text(1.2e-5), "0.012 ms");
   EXPECT_EQ(duration_text(5.24), "5.2 s");
   EXPECT_EQ(duration_text(5400), "1.5 h");
   EXPECT_EQ(duration_text(86400 * 800.0), "2.2 years");

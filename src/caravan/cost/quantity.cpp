@@ -1,7 +1,10 @@
 #include "caravan/cost/quantity.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <span>
 #include <utility>
 #include <vector>
@@ -118,7 +121,15 @@ std::string explain_quantity(std::string_view text, Quantity quantity) {
   for (const QuantityUnit& known : units_of(quantity)) units.emplace_back(known.text);
   if (!read_number(std::string(number))) return fmt::format("'{}' is not a number with a unit", text);
   if (unit.empty()) return fmt::format("'{}' has no unit; write one of {}", text, join(units));
-  return fmt::format("unit {}", not_one_of(unit, units));
+  // Who writes bits gets bits: "gbit" is "Gb/s", not "GB/s".
+  const bool is_in_bits = quantity == Quantity::bytes_per_second && unit.find('b') != std::string_view::npos;
+  if (!is_in_bits || unit.find('B') != std::string_view::npos) return fmt::format("unit {}", not_one_of(unit, units));
+  std::string meant = usual_unit(unit.ends_with('s') ? std::string(unit) : std::string(unit) + "/s");
+  meant.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(meant.front())));
+  std::vector<std::string> of_bits;
+  std::ranges::copy_if(units, std::back_inserter(of_bits),
+                       [](const std::string& known) { return known.ends_with("b/s"); });
+  return fmt::format("unit '{}' is not one of {}; the nearest is '{}'", unit, join(units), nearest(meant, of_bits));
 }
 
 }  // namespace caravan

@@ -112,7 +112,7 @@ std::string duration_text(double seconds) {
     const double count = seconds / unit.seconds;
     if (count >= 1.5) return fmt::format("{:.{}f} {}", count, count < 10 ? 1 : 0, unit.text);
   }
-  return seconds < 1 ? fmt::format("{:.0f} ms", 1e3 * seconds)
+  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds)
                      : fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
 }
 
