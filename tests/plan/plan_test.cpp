@@ -11,7 +11,6 @@
 #include "caravan/plan/search.h"
 #include "caravan/plan/twins.h"
 #include "caravan/recipe/recipe.h"
-#include "caravan/train/model/rehearse.h"
 
 namespace caravan::testing {
 namespace {
@@ -241,25 +240,6 @@ TEST(Predict, AStepWaitsForItsLink) {
     const double sum = 2 * 3 / 4.0 * 4 * parameters / link;
     EXPECT_NEAR(one.waits.at("dp"), sum, 0.03 * sum) << link;
   }
-}
-
-/// "65 B parameters by ZeRO-3 over 10 Gbit/s": parameters gathered twice and gradients reduced once in 16 bits are
-/// 3 x 2 bytes for each, 195 G elements and 312 s a step and rank.
-TEST(Predict, ZeRO3OverSlowLinksTakesMinutes) {
-  const Recipe recipe = load_recipe(
-      "", {"model.kind=llama", "model.layers=80", "model.width=8192", "model.heads=64", "model.hidden=22016",
-           "model.context=2048", "model.tie_embeddings=false", "data.tokenizer=bytes", "train.global_batch=64",
-           "train.micro_batch=1", "precision.compute=bf16", "precision.reduce=bf16", "precision.gradients=bf16",
-           "data_parallel.technique=zero3", "memory.recompute=full", "data_parallel.share=off"});
-  const Hardware hardware = hosts(32, int64_t{80} << 30);
-  const Prediction one = Predictor(hardware, PlainCosts(1.25e9), 64, 32000).estimate(recipe);
-  ModelConfig model = recipe.model;
-  model.vocabulary = 32000;
-  EXPECT_NEAR(static_cast<double>(model.num_parameters()), 65e9, 1e9);
-  EXPECT_GE(one.seconds, 300);
-  // Not hidden: computation takes longer than a device of 1 TFLOP/s here, so look at the link alone.
-  const Rehearsal rank = rehearse(recipe, 32000, 64, 0, 0);
-  EXPECT_NEAR(rank.bytes_sent("dp") / 1.25e9, 312, 0.03 * 312);
 }
 
 TEST(Predict, MoreRanksThanDevicesAreRefused) {
