@@ -22,11 +22,15 @@
 namespace caravan {
 namespace {
 
+/// What offload has to gain: no prediction of it was held against a run on an accelerator.
+constexpr double kOffloadMargin = 1.1;
+
 /// Of layouts as good as each other, within a hundredth, the simplest: little offload, an early technique of the list.
 auto order_of(const PlannedLayout& layout) {
-  const auto [does_not_fit, size] = badness(layout.prediction);
+  auto [does_not_fit, size] = badness(layout.prediction);
   const auto offloaded = std::ranges::count_if(
       kOffloadKinds, [&](const char* kind) { return layout.recipe.offload.text(kind) != "none"; });
+  if (!does_not_fit && offloaded > 0) size *= kOffloadMargin;
   const std::vector<std::string> names = names_of("data_parallel");
   const auto technique = std::ranges::find(names, layout.recipe.data_parallel.name()) - names.begin();
   return std::tuple(does_not_fit, std::llround(100 * std::log(std::max(size, 1e-30))), offloaded, technique, size);
