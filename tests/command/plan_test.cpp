@@ -120,6 +120,13 @@ TEST_F(PlanTest, AModelThatFitsNowhereSaysByHowMuch) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("does not fit"), HasSubstr("fits 1 rank: "), HasSubstr("more than the")));
 }
 
+TEST_F(PlanTest, WithoutALegalLayoutTheNearestSizesAreNamed) {
+  const Result result = caravan({"plan", "--hardware", "a100-80", "--per-host", "7", "--set", "data.tokenizer=bytes",
+                                 "model.layers=4", "train.global_batch=8"});
+  EXPECT_EQ(result.code, 5) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("no layout is legal on 7 ranks"), HasSubstr("use 6 or 8 ranks")));
+}
+
 TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
   const auto refused = [&](Words words) {
     words.insert(words.begin(), "plan");

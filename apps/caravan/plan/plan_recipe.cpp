@@ -15,6 +15,7 @@
 #include "caravan/base/text.h"
 #include "caravan/cost/hardware.h"
 #include "caravan/cost/hardware_costs.h"
+#include "caravan/plan/hardware_advice.h"
 #include "caravan/plan/plan_text.h"
 #include "caravan/plan/predict.h"
 #include "caravan/plan/search.h"
@@ -71,6 +72,7 @@ int plan_recipe(const PlanArguments& arguments) {
                                   recipe.train.global_batch, recipe.model.context, recipe.precision.compute));
   SearchResult result = searched(recipe, predictor, arguments.seconds);
   print_result(job, result);
+  for (const std::string& sentence : hardware_advice(recipe, result, predictor)) fmt::print("- {}\n", sentence);
   if (result.best.empty()) return 5;
   const PlannedLayout& best = result.best.front();
   if (result.fits()) {

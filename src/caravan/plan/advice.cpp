@@ -43,12 +43,27 @@ std::vector<ComparedLayout> compared(const std::vector<PlannedLayout>& layouts, 
   return all;
 }
 
+/// The lines of an error in one, without where its recipe says so: that is a layout of the search.
+std::string in_one_line(const std::string& error) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin < error.size();) {
+    const size_t end = std::min(error.find('\n', begin), error.size());
+    const std::string line = error.substr(begin, end - begin);
+    const size_t text = line.find_first_not_of(' ');
+    const bool is_said = text != std::string::npos && !line.substr(text).starts_with("where:");
+    if (is_said) parts.push_back(line.substr(line.starts_with('[') ? line.find(']') + 2 : text));
+    begin = end + 1;
+  }
+  return join(parts, "; ");
+}
+
 }  // namespace
 
 std::vector<std::string> advice_of(const SearchResult& result, int num_ranks) {
   if (result.best.empty()) {
-    return {result.is_complete ? "no layout is legal on these ranks: caravan inspect says why"
-                               : "no layout was estimated in time: give more with --seconds"};
+    if (!result.is_complete) return {"no layout was estimated in time: give more with --seconds"};
+    return {fmt::format("no layout is legal on {} rank{}{}", num_ranks, num_ranks == 1 ? "" : "s",
+                        result.own_error.empty() ? "" : "; the recipe as it is: " + in_one_line(result.own_error))};
   }
   const std::vector<Feature> features = features_of(result.estimated);
   std::vector<std::string> names;

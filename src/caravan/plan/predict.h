@@ -44,6 +44,7 @@ class Predictor {
   int num_ranks() const noexcept { return num_ranks_; }
   const Hardware& hardware() const noexcept { return hardware_; }
   const StepCosts& costs() const noexcept { return costs_; }
+  int64_t vocabulary() const noexcept { return vocabulary_; }
 
  private:
   StepWork work_of(const Recipe& recipe) const;
