@@ -73,14 +73,17 @@ TEST(CacheFolder, TheLeastRecentlyUsedGoFirst) {
   put(folder, kHash + "1.tokens", 100, 3000);
   put(folder, kHash + "2.tokens", 200, 1000);
   put(folder, "tokenizer-" + kHash + "3.json", 50, 2000);
+  put(folder, "hardware-" + kHash + "4.toml", 20, 4000);
   put(folder, "notes.txt", 1000, 1);
   put(folder, "short.tokens", 1000, 1);
-  EXPECT_THAT(listed(folder), ElementsAre(kHash + "2.tokens", "tokenizer-" + kHash + "3.json", kHash + "1.tokens"));
+  EXPECT_THAT(listed(folder), ElementsAre(kHash + "2.tokens", "tokenizer-" + kHash + "3.json", kHash + "1.tokens",
+                                          "hardware-" + kHash + "4.toml"));
   const CacheRemoval removal = trim_cache(folder.path(), 149);
   EXPECT_EQ(removal.files, 2);
   EXPECT_EQ(removal.bytes, 250);
-  EXPECT_EQ(removal.bytes_left, 100);
-  EXPECT_THAT(names(folder.path()), UnorderedElementsAre(kHash + "1.tokens", "notes.txt", "short.tokens"));
+  EXPECT_EQ(removal.bytes_left, 120);
+  EXPECT_THAT(names(folder.path()),
+              UnorderedElementsAre(kHash + "1.tokens", "hardware-" + kHash + "4.toml", "notes.txt", "short.tokens"));
   EXPECT_EQ(clear_cache(folder / "missing").files, 0);
 }
 

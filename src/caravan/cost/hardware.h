@@ -106,6 +106,8 @@ struct Hardware {
 /// nearest), a number that is missing, zero or negative, levels that do not nest or do not contain all devices, hosts
 /// with devices that the file does not describe.
 Hardware read_hardware(const std::filesystem::path& file);
+/// The same from the text of such a file; `source` names it in errors.
+Hardware parse_hardware(std::string_view text, const std::string& source);
 /// The file that read_hardware reads to the same Hardware, with units ("80GiB", "300GB/s", "5us", "312TFLOP/s").
 std::string to_toml(const Hardware& hardware);
 

@@ -265,7 +265,7 @@ void read_levels(const HardwareTable& top, Hardware& hardware) {
   }
 }
 
-toml::table parse_hardware(std::string_view text, const std::string& file) {
+toml::table table_of_hardware(std::string_view text, const std::string& file) {
   try {
     return toml::parse(text, file);
   } catch (const toml::parse_error& error) {
@@ -279,13 +279,12 @@ toml::table parse_hardware(std::string_view text, const std::string& file) {
 
 }  // namespace
 
-Hardware read_hardware(const std::filesystem::path& file) {
-  const MappedFile content(file, kOp);
-  const toml::table parsed = parse_hardware(content.text(), file.string());
-  const HardwareTable top(parsed, "", file.string(), kTopKeys);
+Hardware parse_hardware(std::string_view text, const std::string& source) {
+  const toml::table parsed = table_of_hardware(text, source);
+  const HardwareTable top(parsed, "", source, kTopKeys);
   Hardware hardware;
-  hardware.name = top.text("name").value_or(file.stem().string());
-  hardware.source = top.text("source").value_or(file.string());
+  hardware.name = top.text("name").value_or(std::filesystem::path(source).stem().string());
+  hardware.source = top.text("source").value_or(source);
   hardware.restart_seconds = top.quantity("restart", Quantity::seconds, 0, Zero::allowed);
   read_devices(top, hardware);
   const size_t num_described = hardware.devices.size();
@@ -298,6 +297,10 @@ Hardware read_hardware(const std::filesystem::path& file) {
   }
   read_levels(top, hardware);
   return hardware;
+}
+
+Hardware read_hardware(const std::filesystem::path& file) {
+  return parse_hardware(MappedFile(file, kOp).text(), file.string());
 }
 
 }  // namespace caravan

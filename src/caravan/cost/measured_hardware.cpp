@@ -1,6 +1,7 @@
 #include "caravan/cost/measured_hardware.h"
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <optional>
 
@@ -16,6 +17,7 @@
 #include "caravan/comm/measure/memory_rate.h"
 #include "caravan/comm/measure/rates.h"
 #include "caravan/comm/measure/sampling.h"
+#include "caravan/comm/measure/statistics.h"
 #include "caravan/comm/record.h"
 #include "caravan/cost/process_memory.h"
 #include "caravan/cost/torch_kernels.h"
@@ -29,6 +31,8 @@ namespace {
 
 constexpr double kBlock_s = 0.015;
 constexpr double kStepBlock_s = 0.05;
+constexpr double kQuickBlock_s = 0.1;
+constexpr int64_t kFewestPasses = 3, kMostPasses = 20;
 /// Of 32 recipes on one and two ranks, all were within 12 % (bench/plan_accuracy.py), on one machine.
 constexpr double kMeasuredTimeError = 0.15;
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // more than the caches of a core hold
@@ -56,13 +60,41 @@ at::Tensor spread_numbers(at::IntArrayRef sizes) {
   return at::linspace(-1, 1, c10::multiply_integers(sizes)).view(sizes);
 }
 
-std::vector<TimedProduct> time_products(Communicator& world, at::ScalarType type) {
+/// The time that is left for a measurement; all ranks get the same answers.
+class Deadline {
+ public:
+  Deadline(Communicator& world, double seconds) : world_(world), seconds_(seconds) {}
+
+  bool is_given() const noexcept { return seconds_ > 0; }
+  /// Whether a measurement of `more` seconds ends within this share of the time.
+  bool allows(double more, double share = 1) const {
+    if (seconds_ <= 0) return true;
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin_;
+    double end = taken.count() + more;
+    measure::take_slowest(world_, {&end, 1});
+    return end <= share * seconds_;
+  }
+
+ private:
+  Communicator& world_;
+  double seconds_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+/// Of the time of a deadline. Layers are most like a training step; links come last.
+constexpr double kShareOfProducts = 0.3;
+constexpr double kShareOfLayers = 0.45;
+
+/// Until `share` of the time is over.
+std::vector<TimedProduct> time_products(Communicator& world, at::ScalarType type, const Deadline& deadline,
+                                        double share) {
   std::vector<TimedProduct> timed;
   const auto add = [&](const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
     const double seconds = seconds_of(world, [&] { product(a, b, kind); });
     timed.push_back({a.size(0), b.size(0), a.size(1), seconds});
   };
   for (const auto& [tokens, in, out] : kLayerShapes) {
+    if (!timed.empty() && !deadline.allows(0, share)) break;
     const at::Tensor x = spread_numbers({tokens, in}).to(type);
     const at::Tensor w = spread_numbers({out, in}).to(type);
     const at::Tensor dy = spread_numbers({tokens, out}).to(type);
@@ -100,8 +132,26 @@ constexpr StepShape kStepShapes[] = {{ModelKind::gpt2, 128, 2, 128},
                                      {ModelKind::llama, 192, 4, 128},
                                      {ModelKind::llama, 384, 4, 256}};
 
-/// Forward and backward of two layers, their embedding and head.
-TimedStep time_step(Communicator& world, const StepShape& shape, at::ScalarType type) {
+/// Of a pass on the slowest rank, which took `first` seconds at first. Nothing if it takes longer than `share` of the
+/// time.
+std::optional<double> pass_seconds(Communicator& world, const std::function<void()>& pass, double first,
+                                   const Deadline& deadline, double share) {
+  if (!deadline.is_given()) {
+    return measure::time_calls(world, pass, 1, {.block_s = kStepBlock_s, .between = {}}).median_us * 1e-6;
+  }
+  measure::take_slowest(world, {&first, 1});
+  const auto wanted = static_cast<int64_t>(kQuickBlock_s / first);
+  const int64_t passes = std::clamp(wanted, kFewestPasses, kMostPasses);
+  if (!deadline.allows(static_cast<double>(passes) * first, share)) return std::nullopt;
+  std::vector<double> samples = measure::time_block(world, pass, passes, 1);
+  measure::take_slowest(world, samples);
+  return measure::quantile(samples, 0.25);  // of so few, what else the machine does may be the median
+}
+
+/// Forward and backward of two layers, their embedding and head. Nothing if it takes longer than `share` of the time.
+std::optional<TimedStep> time_step(Communicator& world, const StepShape& shape, at::ScalarType type,
+                                   const Deadline& deadline, double share) {
+  if (!deadline.allows(0, share)) return std::nullopt;
   constexpr int64_t kLayers = 2, kHeadWidth = 32, kVocabulary = 512;
   ModelConfig config;
   config.kind = shape.kind;
@@ -123,15 +173,19 @@ TimedStep time_step(Communicator& world, const StepShape& shape, at::ScalarType 
     engine.finish_step();
   };
   KernelList list;
+  const auto begin = std::chrono::steady_clock::now();
   {
     const KernelLogScope counted(&list);
     const TorchKernelScope operators;
     pass();
   }
-  return {.what = fmt::format("{} of width {}, {} x {} tokens", shape.kind == ModelKind::gpt2 ? "gpt2" : "llama",
-                              shape.width, shape.batch, shape.context),
-          .kernels = std::move(list.kernels),
-          .seconds = measure::time_calls(world, pass, 1, {.block_s = kStepBlock_s, .between = {}}).median_us * 1e-6};
+  const std::chrono::duration<double> first = std::chrono::steady_clock::now() - begin;
+  const auto seconds = pass_seconds(world, pass, std::max(first.count(), 1e-6), deadline, share);
+  if (!seconds) return std::nullopt;
+  const std::string what =
+      fmt::format("{} of width {}, {} x {} tokens", shape.kind == ModelKind::gpt2 ? "gpt2" : "llama", shape.width,
+                  shape.batch, shape.context);
+  return TimedStep{.what = what, .kernels = std::move(list.kernels), .seconds = *seconds};
 }
 
 /// Of an operation on a few numbers.
@@ -140,7 +194,14 @@ double launch_seconds(Communicator& world) {
   return seconds_of(world, [&] { at::add(a, a); });
 }
 
-/// The link between the ranks of the host, each of which sends to the next.
+/// A control group may allow less than the host has; 0: unknown.
+int64_t memory_of(const measure::HostFacts& facts) {
+  if (facts.memory_limit_bytes <= 0) return std::max<int64_t>(facts.memory_bytes, 0);
+  return facts.memory_bytes <= 0 ? facts.memory_limit_bytes : std::min(facts.memory_bytes, facts.memory_limit_bytes);
+}
+
+}  // namespace
+
 LinkLevel measure_link(Communicator& world) {
   const auto of = [&](Verb verb, int64_t bytes) {
     measure::Exercise exercise(world, {.verb = verb, .bytes = bytes});
@@ -152,22 +213,15 @@ LinkLevel measure_link(Communicator& world) {
   const double rate = bytes / of(Verb::send, kMessageBytes);
   const double reduced =
       bytes * measure::bus_factor(Verb::all_reduce, world.size()) / of(Verb::all_reduce, kMessageBytes);
-  return {.name = "host",
-          .devices = world.size(),
+  return {.devices = world.size(),
           .bytes_per_second = four_digits(rate),
           .latency_seconds = four_digits(of(Verb::recv, 8)),
           .fraction = four_digits(std::clamp(reduced / rate, 1e-3, 1.0))};
 }
 
-/// A control group may allow less than the host has; 0: unknown.
-int64_t memory_of(const measure::HostFacts& facts) {
-  if (facts.memory_limit_bytes <= 0) return std::max<int64_t>(facts.memory_bytes, 0);
-  return facts.memory_bytes <= 0 ? facts.memory_limit_bytes : std::min(facts.memory_bytes, facts.memory_limit_bytes);
-}
-
-}  // namespace
-
-MeasuredHardware measure_hardware(Communicator& world, int threads, const std::string& date) {
+MeasuredHardware measure_hardware(Communicator& world, int threads, const std::string& date,
+                                  const MeasureLimits& limits) {
+  const Deadline deadline(world, limits.seconds);
   const measure::HostFacts facts = measure::read_host_facts();
   const int64_t memory = memory_of(facts) / world.size();
   const double ranks = world.size();
@@ -183,8 +237,11 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
                         .time_error = kMeasuredTimeError,
                         .is_processor = true};
   MeasuredHardware measured;
-  for (const auto& [dtype, type] : {std::pair("fp32", at::kFloat), std::pair("bf16", at::kBFloat16)}) {
-    MeasuredProducts products{.products = time_products(world, type)};
+  const auto type_of = [](const std::string& dtype) { return dtype == "bf16" ? at::kBFloat16 : at::kFloat; };
+  const auto num_dtypes = static_cast<double>(limits.dtypes.size());
+  for (const std::string& dtype : limits.dtypes) {
+    const double share = kShareOfProducts * static_cast<double>(measured.products.size() + 1) / num_dtypes;
+    MeasuredProducts products{.products = time_products(world, type_of(dtype), deadline, share)};
     products.fit = fit_product_rate(dtype, threads, device.launch_seconds, products.products);
     products.fit.rate.flops = four_digits(products.fit.rate.flops);
     device.products.push_back(products.fit.rate);
@@ -195,8 +252,11 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
   for (size_t i = 0; i < measured.products.size(); ++i) {
     ProductRate& rate = device.products[i];
     MeasuredProducts& own = measured.products[i];
-    const at::ScalarType type = rate.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-    for (const StepShape& shape : kStepShapes) own.steps.push_back(time_step(world, shape, type));
+    const double share = kShareOfProducts + kShareOfLayers * static_cast<double>(i + 1) / num_dtypes;
+    for (const StepShape& shape : kStepShapes) {
+      std::optional<TimedStep> step = time_step(world, shape, type_of(rate.dtype), deadline, share);
+      if (step) own.steps.push_back(std::move(*step));
+    }
     own.step_fit = fit_kernels(device, rate.dtype, own.steps);
     rate.kernel_seconds = four_digits(own.step_fit.kernel_seconds);
     rate.kernel_bytes_per_second = four_digits(own.step_fit.kernel_bytes_per_second);
@@ -205,6 +265,7 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
   if (world.size() > 1) {
     const measure::PinnedThread pinned(measure::usable_cores(), world.rank());
     level = measure_link(world);
+    level.name = "host";
   }
   // The memory of the host is that of the devices: there is no other to offload to.
   measured.hardware = {.name = facts.name,

@@ -30,14 +30,15 @@ bool is_cache_name(std::string_view name) {
   constexpr std::string_view kTokens = ".tokens";
   constexpr std::string_view kText = ".text";
   constexpr std::string_view kShard = ".shard";
-  constexpr std::string_view kPrefix = "tokenizer-";
-  constexpr std::string_view kJson = ".json";
   constexpr size_t kHash = 32;
   if (name.ends_with(kTokens)) return is_hex(name.substr(0, name.size() - kTokens.size()), kHash);
   if (name.ends_with(kShard)) return is_hex(name.substr(0, name.size() - kShard.size()), kHash);
   if (name.ends_with(kText)) return is_hex(name.substr(0, name.size() - kText.size()), kHash);
-  if (!name.starts_with(kPrefix) || !name.ends_with(kJson)) return false;
-  return is_hex(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kJson.size()), kHash);
+  const auto is_between = [&](std::string_view prefix, std::string_view suffix) {
+    if (!name.starts_with(prefix) || !name.ends_with(suffix)) return false;
+    return is_hex(name.substr(prefix.size(), name.size() - prefix.size() - suffix.size()), kHash);
+  };
+  return is_between("tokenizer-", ".json") || is_between("hardware-", ".toml");
 }
 
 /// The finished file of which `name` is a half-written form, "" if it is not one: see name_aside.

@@ -13,7 +13,7 @@
 namespace caravan {
 
 /// One file of the cache: a decoded text (<hash>.text), tokens (<hash>.tokens), the record of a shard of a streamed
-/// text (<hash>.shard) or a trained tokenizer (tokenizer-<hash>.json).
+/// text (<hash>.shard), a trained tokenizer (tokenizer-<hash>.json) or measured hardware (hardware-<hash>.toml).
 struct CacheFile {
   std::filesystem::path path;
   int64_t bytes = 0;
