@@ -50,7 +50,7 @@ int start(const RankPlan& plan, const char* op, int argc, char** argv) {
 }
 
 int train(const TrainArguments& arguments, int argc, char** argv) {
-  const CheckedRun run = check_run(arguments.recipe, arguments.overrides, arguments.ranks);
+  const CheckedRun run = check_run(arguments.recipe, arguments.overrides, arguments.ranks, arguments.plans);
   std::signal(SIGPIPE, SIG_IGN);  // a closed output does not end training
   return start(run.ranks, "train", argc, argv);
 }

@@ -97,11 +97,13 @@ TEST_F(RunFolderTest, TheNameOfANewFolderIsOnDisk) {
 TEST_F(RunFolderTest, ResumeTakesTheLastRunThatHasACheckpoint) {
   EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe(), true); }),
               AllOf(HasSubstr("runs/tiny-N"), HasSubstr("leave --resume out")));
+  EXPECT_EQ(folder_to_resume(recipe()), "");
   put_checkpoint("runs/tiny-2");
   put_checkpoint("runs/tiny-11");
   put_checkpoint("runs/other-20");
   fs::create_directories("runs/tiny-12/step_000001");  // no manifest: not complete
   EXPECT_EQ(open_run_folder(recipe(), true).path, "runs/tiny-11");
+  EXPECT_EQ(folder_to_resume(recipe()), "runs/tiny-11");
 }
 
 TEST_F(RunFolderTest, AFolderThatHoldsARunOffersResume) {
@@ -114,6 +116,15 @@ TEST_F(RunFolderTest, AFolderThatHoldsARunOffersResume) {
   put_checkpoint("c");
   EXPECT_THAT(message_of<UsageError>([] { open_run_folder(recipe("c"), false); }), HasSubstr("--resume"));
   EXPECT_EQ(open_run_folder(recipe("c"), true).path, "c");
+  EXPECT_EQ(folder_to_resume(recipe("c")), "c");
+}
+
+TEST_F(RunFolderTest, AUsedFolderIsRefusedWithoutMakingOne) {
+  refuse_used_folder(recipe());
+  refuse_used_folder(recipe("a/b"));
+  EXPECT_FALSE(fs::exists("a"));
+  put_checkpoint("c");
+  EXPECT_THAT(message_of<UsageError>([] { refuse_used_folder(recipe("c")); }), HasSubstr("holds a run already"));
 }
 
 TEST_F(RunFolderTest, AFolderThatCannotBeMadeIsAnError) {

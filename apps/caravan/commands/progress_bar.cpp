@@ -197,6 +197,8 @@ void ProgressBar::traced(const std::filesystem::path& file) {
   line(fmt::format("traced    {} (open it in https://ui.perfetto.dev or chrome://tracing)", file.string()));
 }
 
+void ProgressBar::compared(const PlanComparison& comparison) { line("plan      " + comparison.to_string()); }
+
 void ProgressBar::warned(std::string_view text) {
   line("warning   " + std::string(text));
   if (step_ < last_step_) draw_bar();

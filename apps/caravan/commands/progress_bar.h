@@ -23,6 +23,7 @@ class ProgressBar final : public TrainObserver {
   void evaluation_progress(int64_t done, int64_t total) override;
   void saved(const std::filesystem::path& checkpoint) override;
   void traced(const std::filesystem::path& file) override;
+  void compared(const PlanComparison& comparison) override;
   void warned(std::string_view text) override;
   void sampled(std::string_view text) override;
 

@@ -35,14 +35,14 @@ void check_local_ranks(const RankPlan& plan, const char* op) {
                     fmt::format("use {} or fewer, or start them on more hosts", most)});
 }
 
-CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& overrides,
-                     std::optional<int> num_ranks) {
+CheckedRun check_run(const std::string& recipe, const std::vector<std::string>& overrides, std::optional<int> num_ranks,
+                     bool is_auto) {
   CheckedRun run{.recipe = load_recipe(recipe, overrides), .ranks = {}};
   check_algorithms(run.recipe);
-  run.ranks = plan_ranks(run.recipe, num_ranks);
+  run.ranks = is_auto ? plan_auto_ranks(run.recipe, num_ranks) : plan_ranks(run.recipe, num_ranks);
   if (!run.ranks.is_one_host) return run;
   check_backend(run.recipe);
-  plan_batch(run.recipe, run.ranks.num_ranks);
+  if (!is_auto) plan_batch(run.recipe, run.ranks.num_ranks);
   const DataFolders folders = data_folders(run.recipe.folder);
   for (const std::string& text : text_paths(run.recipe.data)) find_texts(text, folders);
   for (const std::string& text : run.recipe.data.validation) find_texts(text, folders);

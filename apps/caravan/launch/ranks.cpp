@@ -11,6 +11,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/store/rendezvous.h"
 #include "caravan/prove/proof_recipe.h"
+#include "caravan/recipe/layout.h"
 
 namespace caravan::app {
 namespace {
@@ -67,6 +68,13 @@ RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked) {
   const int num_ranks = asked.value_or(default_ranks);
   mesh_axes(recipe, num_ranks);
   return {num_ranks, num_ranks == 1 || recipe.comm.backend == "thread", true};
+}
+
+RankPlan plan_auto_ranks(const Recipe& recipe, std::optional<int> asked) {
+  Recipe open = recipe;
+  copy_layout(Recipe(), open);
+  const int from_recipe = recipe_ranks(recipe);
+  return plan_ranks(open, asked || from_recipe == 0 || plan_of_environment(asked) ? asked : std::optional(from_recipe));
 }
 
 RankPlan plan_proof(const Recipe& recipe) { return plan_ranks(proof_recipe(recipe), std::nullopt); }

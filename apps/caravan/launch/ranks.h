@@ -20,6 +20,9 @@ struct RankPlan {
 /// WORLD_SIZE. Throws UsageError for a number below 1 or one that contradicts the recipe or the environment.
 RankPlan plan_ranks(const Recipe& recipe, std::optional<int> asked);
 
+/// The same where the layout of the recipe is yet to be chosen (train --auto): only its number of ranks counts.
+RankPlan plan_auto_ranks(const Recipe& recipe, std::optional<int> asked);
+
 /// The same for `prove`: the ranks of proof_recipe(recipe).
 RankPlan plan_proof(const Recipe& recipe);
 

@@ -17,6 +17,7 @@ struct TrainArguments {
   std::optional<int> ranks;
   std::vector<std::string> overrides;
   std::optional<int64_t> stop_after;
+  bool plans = false;  ///< --auto
   bool resume = false;
   std::string resume_from;  ///< a checkpoint of the run: "step_000200" or its path; "": not given
   std::string dump_dir;

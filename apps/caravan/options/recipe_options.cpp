@@ -114,6 +114,10 @@ void add_train(CLI::App& app, CommandLine& line) {
   command->add_option("--ranks", train.ranks,
                       "number of processes on this host; default: the recipe's mesh, else 2 (1 on a single core)");
   add_set(*command, train.overrides);
+  command->add_flag(
+      "--auto", train.plans,
+      "measure these ranks, choose the layout that is predicted to be fastest on them, and train with it; "
+      "keys of the layout in --set stay as they are");
   command->add_option("--stop-after", train.stop_after, "save a checkpoint and stop after this many steps of the run");
   command->add_flag("--resume", train.resume, "continue from the newest checkpoint of the run");
   command

@@ -84,6 +84,7 @@ class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
       : predictor_(predictor),
+        allows_(options.allows),
         begin_(std::clock()),
         end_(begin_ + share_of(options, 1)),
         progress_(options.progress) {}
@@ -104,7 +105,7 @@ class Search {
     std::optional<PlannedLayout>& layout = known_[text];
     // The memory of a processor's host is that of its ranks.
     if (predictor_.hardware().device_of(0).is_processor && uses_tier(recipe.offload, "host")) return nullptr;
-    if (!is_exact(recipe)) return nullptr;
+    if (!is_exact(recipe) || (allows_ && !allows_(recipe))) return nullptr;
     const auto prediction = if_possible([&] { return predictor_.estimate(recipe); });
     if (prediction) layout = PlannedLayout{recipe, text, *prediction};
     return layout ? &*layout : nullptr;
@@ -151,6 +152,7 @@ class Search {
 
  private:
   const Predictor& predictor_;
+  std::function<bool(const Recipe&)> allows_;
   std::clock_t begin_, end_;
   std::function<void(size_t)> progress_;
   bool is_complete_ = true;

@@ -27,6 +27,8 @@ struct SearchOptions {
   size_t most_rows = 10;  ///< that are rehearsed whole
   /// Called between estimates with their number; may be empty.
   std::function<void(size_t num_estimated)> progress{};
+  /// Layouts that may be chosen beside the recipe's; empty: all.
+  std::function<bool(const Recipe&)> allows{};
 };
 
 struct SearchResult {

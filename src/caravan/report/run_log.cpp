@@ -60,7 +60,7 @@ RunLog RunLog::read(const fs::path& run) {
       const std::string_view line = text.substr(begin, end - begin);
       check_json_depth(line, path.string(), "train.log");
       const auto json = nlohmann::json::parse(line);
-      if (!json.contains("changed")) log.lines_.push_back(line_of(json));
+      if (!json.contains("changed") && !json.contains("plan")) log.lines_.push_back(line_of(json));
     } catch (const std::exception& wrong) {
       throw DataError({"train.log", fmt::format("{}:{}", path.string(), number),
                        std::string("is not a line of a log: ") + wrong.what(), "", "remove the damaged line"});

@@ -101,6 +101,7 @@ std::vector<SharedFact> recipe_facts(const Recipe& recipe) {
 
 std::vector<SharedFact> start_facts(const Recipe& recipe, const TrainOptions& options) {
   std::vector<SharedFact> facts = recipe_facts(recipe);
+  facts.push_back({"--auto", options.plans ? "given" : "not given"});
   facts.push_back({"--resume", options.resume ? "given" : "not given"});
   facts.push_back({"--resume-from", options.resume_from.empty() ? "not given" : options.resume_from});
   facts.push_back({"--stop-after", options.stop_after ? std::to_string(*options.stop_after) : "not given"});

@@ -1,7 +1,6 @@
 #include "caravan/train/run_setup.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,11 +9,14 @@
 
 namespace caravan {
 
-JointWork joint_work(const TrainOptions& options) {
+std::chrono::milliseconds beat_of(const Recipe& recipe) {
   // A rank that waits for its peers must see several beats before its time-out.
-  const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(options.recipe.comm.timeout_s * 1e3 / 4));
-  JointWork work{.beat = std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100)),
-                 .stop_requested = options.stop_requested};
+  const auto quarter = std::chrono::milliseconds(static_cast<int64_t>(recipe.comm.timeout_s * 1e3 / 4));
+  return std::clamp(quarter, std::chrono::milliseconds(1), std::chrono::milliseconds(100));
+}
+
+JointWork joint_work(const TrainOptions& options) {
+  JointWork work{.beat = beat_of(options.recipe), .stop_requested = options.stop_requested};
   if (TrainObserver* observer = options.observer) {
     work.progress = [observer](const DataProgress& progress) { observer->preparing(progress); };
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 namespace caravan {
 
 // What a run does before its first step.
+
+/// How often ranks that wait for each other's work exchange something, so that none times out.
+std::chrono::milliseconds beat_of(const Recipe& recipe);
 
 /// How ranks wait for each other's data.
 JointWork joint_work(const TrainOptions& options);

@@ -65,6 +65,7 @@ class Run {
   }
   bool has_sample(int64_t step) const;
   void stop();
+  void compare_with_plan();
   void open_logs();
   void open_metric_files();
   void alone(const std::function<void()>& work) const;
@@ -95,7 +96,8 @@ class Run {
   int64_t end_ = 0;
   bool is_stopped_ = false;  ///< on request, in an evaluation or a sample
   std::optional<int64_t> state_bytes_{};
-  bool has_predicted_ = false;  ///< a log line already has the predicted kinds
+  std::vector<double> step_ms_;  ///< of all steps, with a plan
+  bool has_predicted_ = false;   ///< a log line already has the predicted kinds
 };
 
 Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world)
@@ -174,6 +176,7 @@ void Run::open_logs() {
         fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
   }
   write_run_files(place_.folder, recipe_, dataset_.tokenizer);
+  if (options_.plan) write_plan(place_.folder, *options_.plan);
   log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
   log_->write_changes(state_->step, state_->changed_keys());
   open_metric_files();
@@ -373,6 +376,15 @@ void Run::make_up() {
   if (known[2] == 0 && has_sample(state_->step)) sample();
 }
 
+void Run::compare_with_plan() {
+  if (!options_.plan || step_ms_.empty()) return;
+  int64_t peak_bytes = MemoryCounter::current().peak_bytes();
+  take_maxima(mesh_.world(), {&peak_bytes, 1}, "peak memory");
+  const PlanComparison comparison(*options_.plan, std::move(step_ms_), peak_bytes);
+  alone([&] { log_->write_comparison(state_->step, comparison); });
+  if (is_first()) observer().compared(comparison);
+}
+
 void Run::go() {
   try {
     go_on();
@@ -394,6 +406,7 @@ void Run::go_on() {
   while (state_->step < end_) step_on();
   if (saves_->saved_step() != state_->step) saves_->save();
   saves_->finish();
+  compare_with_plan();
   write_trace();  // of an earlier stopped run
   const bool is_complete = state_->step == recipe_.train.steps;
   const bool is_new = state_->step > first || !options_.resumes();
@@ -413,6 +426,7 @@ void Run::step_on() {
   saves_->poll();
   if (trace_) trace_->begin(before, stepper_->steps_at_once());
   StepMetrics metrics = advance();
+  if (options_.plan) step_ms_.push_back(metrics.step_ms);
   if (trace_) trace_->end(state_->step);
   if (trace_ && trace_->is_over()) write_trace();
   const bool evaluates = evaluates_after(state_->step);

@@ -16,6 +16,7 @@
 #include "caravan/train/dataset/dataset.h"
 #include "caravan/train/dataset/prepare.h"
 #include "caravan/train/folder/metrics.h"
+#include "caravan/train/folder/plan_record.h"
 #include "caravan/train/model/micro_batch.h"
 #include "caravan/train/step_range.h"
 
@@ -64,6 +65,8 @@ class TrainObserver {
   virtual void evaluation_progress(int64_t done, int64_t total) { (void)done, (void)total; }
   virtual void saved(const std::filesystem::path& checkpoint) { (void)checkpoint; }
   virtual void traced(const std::filesystem::path& file) { (void)file; }
+  /// At the end of a run with TrainOptions::plan.
+  virtual void compared(const PlanComparison&) {}
   /// Something went wrong that does not stop the run.
   virtual void warned(std::string_view text) { (void)text; }
   /// A piece of a text generated during or after training; the first piece is the prompt.
@@ -73,6 +76,8 @@ class TrainObserver {
 struct TrainOptions {
   Recipe recipe{};
   DataFolders folders{};
+  bool plans = false;                         ///< --auto: the layout is to be chosen, see choose_layout
+  std::optional<PlanRecord> plan{};           ///< what has chosen the layout of the recipe; nothing: the user
   bool resume = false;                        ///< resumes from the newest checkpoint of the run
   std::string resume_from{};                  ///< resumes from this one, "step_000200" or its path; "": not given
   std::optional<int64_t> stop_after{};        ///< ends, with a checkpoint, when this many steps of the run are done
@@ -91,6 +96,8 @@ struct TrainOptions {
 ///
 /// Before the first step the ranks compare their inputs (see start_facts), their data and the checkpoint; if anything
 /// differs, all of them throw UsageError or DataError naming it with the values of two ranks.
+///
+/// With a plan, the run folder gets it, and at the end train.log has a line about how far it was from the run.
 ///
 /// A resumed run first repeats an evaluation or a sample of its last step that a stop interrupted. A state or a
 /// validation loss that is not finite is not saved: NumericsError.

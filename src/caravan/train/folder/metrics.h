@@ -10,6 +10,7 @@
 
 #include "caravan/cost/memory_bytes.h"
 #include "caravan/step/sync_report.h"
+#include "caravan/train/folder/plan_record.h"
 #include "caravan/train/folder/resume_check.h"
 
 namespace caravan {
@@ -89,6 +90,7 @@ class MetricsLog {
   void write(const StepMetrics& metrics) { log_.write(metrics.to_json()); }
   /// Writes a line with the recipe keys that a resume after `step` changed; nothing if there are none.
   void write_changes(int64_t step, const std::vector<ChangedKey>& changed);
+  void write_comparison(int64_t step, const PlanComparison& comparison) { log_.write(comparison.to_json(step)); }
   /// `text`: the prompt and its continuation.
   void write_sample(int64_t step, const std::string& text);
 

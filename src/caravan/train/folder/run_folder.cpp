@@ -99,6 +99,11 @@ RunFolder lock_folder(const fs::path& folder) {
                     "wait for that run or stop it, or name another folder: --set checkpoint.dir=DIR"});
 }
 
+bool holds_log(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "train.log", error);
+}
+
 RunFolder open_given_folder(const Recipe& recipe, bool resume) {
   const fs::path folder = recipe.checkpoint.dir;
   std::error_code error;
@@ -109,18 +114,11 @@ RunFolder open_given_folder(const Recipe& recipe, bool resume) {
   make_writable(folder);
   RunFolder run = lock_folder(folder);
   restore_checkpoints(folder);
-  const bool has_checkpoint = !list_checkpoints(folder).empty();
-  const bool has_run = has_checkpoint || fs::exists(folder / "train.log", error);
-  if (has_run && !resume) {
-    throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
-                      has_checkpoint ? "name another folder, or resume it: train --resume"
-                                     : "it ended before its first checkpoint, so --resume has nothing to start from: "
-                                       "remove the folder, or name another"});
-  }
-  if (resume && !has_checkpoint) {
-    throw UsageError(
-        {"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
-         has_run ? "remove the folder, and start the run without --resume" : "leave --resume out to start the run"});
+  if (!resume) refuse_used_folder(recipe);
+  if (resume && list_checkpoints(folder).empty()) {
+    throw UsageError({"train", folder.string(), "holds no checkpoint to resume from", recipe.where("checkpoint.dir"),
+                      holds_log(folder) ? "remove the folder, and start the run without --resume"
+                                        : "leave --resume out to start the run"});
   }
   return run;
 }
@@ -178,6 +176,26 @@ RunFolder open_run_folder(const Recipe& recipe, bool resume) {
   check_run_path(recipe);
   if (!recipe.checkpoint.dir.empty()) return open_given_folder(recipe, resume);
   return resume ? open_newest_folder(recipe) : make_new_folder(recipe);
+}
+
+fs::path folder_to_resume(const Recipe& recipe) {
+  if (!recipe.checkpoint.dir.empty()) return recipe.checkpoint.dir;
+  for (int64_t n = highest_number(recipe.name); n > 0; --n) {
+    fs::path folder = numbered_folder(recipe, n);
+    if (!list_checkpoints(folder).empty()) return folder;
+  }
+  return {};
+}
+
+void refuse_used_folder(const Recipe& recipe) {
+  const fs::path folder = recipe.checkpoint.dir;
+  if (folder.empty()) return;
+  const bool has_checkpoint = !list_checkpoints(folder).empty();
+  if (!has_checkpoint && !holds_log(folder)) return;
+  throw UsageError({"train", folder.string(), "holds a run already", recipe.where("checkpoint.dir"),
+                    has_checkpoint ? "name another folder, or resume it: train --resume"
+                                   : "it ended before its first checkpoint, so --resume has nothing to start from: "
+                                     "remove the folder, or name another"});
 }
 
 fs::path newest_run() {

@@ -23,6 +23,13 @@ struct RunFolder {
 /// UTF-8, which no recipe and no manifest can hold; ResourceError if it cannot be created or written to.
 RunFolder open_run_folder(const Recipe& recipe, bool resume);
 
+/// The folder that open_run_folder chooses for a resume, without a look at its checkpoints if it is given; empty if
+/// there is none. Neither creates nor locks anything.
+std::filesystem::path folder_to_resume(const Recipe& recipe);
+
+/// Throws UsageError as open_run_folder for a new run if checkpoint.dir is given and holds a run already.
+void refuse_used_folder(const Recipe& recipe);
+
 /// Throws UsageError if the path of the folder of `recipe` is not UTF-8. Call it first.
 void check_run_path(const Recipe& recipe);
 
