@@ -20,6 +20,7 @@
 #include "caravan/models/model.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/plan/predict_rehearsed.h"
+#include "caravan/session/plan_search.h"
 #include "tests/needs.h"
 
 namespace caravan::testing::plan_module_test {
@@ -205,6 +206,46 @@ TEST(PlanModule, LeavesTheNetAsItWas) {
   }
 }
 
+/// What a search estimates from a few of many equal units, against the rehearsal of all.
+TEST(PlanModule, FewUnitsTellOfAll) {
+  needs({"ddp", "zero3", "1f1b", "full"});
+  auto net = shapes_only([] {
+    torch::nn::Sequential made(torch::nn::Linear(kWidth, 512));
+    for (int i = 0; i < 24; ++i) made->push_back(torch::nn::Linear(512, 512));
+    made->push_back(torch::nn::Linear(512, kWidth));
+    return made;
+  });
+  const Hardware hardware = plain_hosts(2, 4, 1e7);
+  const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
+  const Trainable trained = net;
+  const KeptTensors kept(*net);
+  const StepData sample = batch_of(64);
+  const Rehearsal one = rehearse(trained, {}, {}, sample);
+  const UnitRepeats repeats = find_repeats(TrainableParts::units(trained, alone), one.timeline);
+  EXPECT_EQ(repeats.period, 1U);
+  EXPECT_GE(repeats.count, 22U) << "the first and the last of the equal ones may have others' kernels";
+  const LayoutSpace space({.ranks = 8, .rows = 64, .num_units = 26});
+  const MakeOptimizer optimizer = adamw();
+  const ParallelOptions options;
+  const PlannedStep step{trained, sample, optimizer, options, hardware, {.rows = 64, .dtype = "fp32"}, repeats};
+  const LayoutPredictor predictor(step, space, kept);
+  for (const int pp : {1, 2, 4}) {
+    for (const Setting& data : {Setting(ddp()), Setting(fsdp())}) {
+      for (const bool recomputes : {false, true}) {
+        StepLayout layout{.dp = 8 / pp, .pp = pp, .micro_batches = pp == 1 ? 8 : 8 * pp};
+        layout.micro_batches = std::min<int64_t>(layout.micro_batches, 64 / layout.dp);
+        layout.data_parallel = data;
+        if (recomputes) layout.recompute = recompute();
+        SCOPED_TRACE(space.text(layout));
+        const Prediction few = predictor.estimate(layout), all = predictor.predict(layout);
+        EXPECT_NEAR(few.seconds / all.seconds, 1, 0.01);
+        EXPECT_NEAR(few.computes / all.computes, 1, 1e-3);
+        EXPECT_NEAR(static_cast<double>(few.memory.total()) / static_cast<double>(all.memory.total()), 1, 0.02);
+      }
+    }
+  }
+}
+
 /// 26 G parameters in 104 GB.
 TEST(PlanModule, ANetLargerThanThisMachineHasShapesOnly) {
   static constexpr int64_t kWide = 1 << 16;
@@ -216,9 +257,8 @@ TEST(PlanModule, ANetLargerThanThisMachineHasShapesOnly) {
     return made;
   });
   EXPECT_TRUE(net->parameters().front().is_meta());
-  const ModulePlan found = plan(net, batch_of(kRows, kWide),
-                                {.hardware = preset_hardware({.device = "h100-80", .per_host = 8}), .most_rows = 1});
-  EXPECT_TRUE(found.fits());
+  const Hardware cards = preset_hardware({.device = "h100-80", .per_host = 8});
+  const ModulePlan found = plan(net, batch_of(kRows, kWide), {.hardware = cards, .seconds = 1, .most_rows = 1});
   EXPECT_THAT(found.to_string(), HasSubstr("25.77 B parameters in 8 units"));
   EXPECT_FALSE(at::zeros({2}).is_meta()) << "the scope is over";
 }

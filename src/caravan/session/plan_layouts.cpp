@@ -111,22 +111,21 @@ StepLayout LayoutSpace::with_stages(StepLayout layout, int pp) const {
   return layout;
 }
 
-std::vector<StepLayout> LayoutSpace::seeds() const {
+std::vector<StepLayout> LayoutSpace::seeds(int pp) const {
   std::vector<StepLayout> all;
-  for (const int pp : stages_) {
-    for (const int64_t micro_batches : {int64_t{1}, int64_t{4}, int64_t{16}, limits_.rows}) {
-      StepLayout seed = first_;
-      seed.micro_batches = pp == 1 ? micro_batches : micro_batches * pp;
-      seed = with_stages(seed, pp);
-      all.push_back(seed);
-      if (is_fixed("recompute")) continue;
-      for (Setting& other : proposals("recompute", pp)) {
-        if (other.is_none()) continue;
-        seed.recompute = std::move(other);
-        all.push_back(seed);
-        break;  // the climb tries the others
-      }
-    }
+  const std::vector<int64_t> counts =
+      pp == 1 ? std::vector<int64_t>{1, 4, 16, limits_.rows} : std::vector<int64_t>{pp, 4 * pp};
+  for (const int64_t micro_batches : counts) {
+    StepLayout seed = first_;
+    seed.micro_batches = micro_batches;
+    seed = with_stages(seed, pp);
+    all.push_back(seed);
+    if (is_fixed("recompute")) continue;
+    std::vector<Setting> recomputes = proposals("recompute", pp);
+    const auto other = std::ranges::find_if(recomputes, [](const Setting& one) { return !one.is_none(); });
+    if (other == recomputes.end()) continue;
+    seed.recompute = *other;  // a climb tries the others
+    all.push_back(seed);
   }
   return all;
 }
@@ -207,14 +206,19 @@ std::vector<Technique> LayoutSpace::techniques(const StepLayout& layout) const {
   return all;
 }
 
+int64_t LayoutSpace::num_stages(const StepLayout& layout) const {
+  PipelineChoice pipeline;
+  pipeline.degree = layout.pp;
+  pipeline.schedule = layout.schedule;
+  return layout.pp == 1 ? 1 : pipeline.num_stages();
+}
+
 std::string LayoutSpace::text(const StepLayout& layout) const {
   std::vector<std::string> parts{fmt::format("dp {}", layout.dp)};
   if (layout.pp > 1) {
     parts[0] = fmt::format("pp {} ({}) x {}", layout.pp, layout.schedule.name(), parts[0]);
-    PipelineChoice pipeline;
-    pipeline.degree = layout.pp;
-    pipeline.schedule = layout.schedule;
-    if (pipeline.chunks() > 1) parts.push_back(fmt::format("{} stages a rank", pipeline.chunks()));
+    const int64_t of_rank = num_stages(layout) / layout.pp;
+    if (of_rank > 1) parts.push_back(fmt::format("{} stages a rank", of_rank));
   }
   if (layout.dp > 1) parts.push_back(words_of(layout.data_parallel));
   if (!layout.recompute.is_none()) parts.push_back("recompute " + words_of(layout.recompute));

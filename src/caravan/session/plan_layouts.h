@@ -38,8 +38,8 @@ class LayoutSpace {
 
   /// The numbers of stages with which the rows can be dealt evenly to the ranks, in ascending order.
   const std::vector<int>& stages() const noexcept { return stages_; }
-  /// Where a search starts: each number of stages, with few and many micro-batches, with and without recomputation.
-  std::vector<StepLayout> seeds() const;
+  /// Where a search starts with so many ranks of stages: few and many micro-batches, with and without recomputation.
+  std::vector<StepLayout> seeds(int pp) const;
   /// Those that differ in one choice. Recomputation also together with larger micro-batches, for which it makes room.
   std::vector<StepLayout> neighbours(const StepLayout& layout) const;
 
@@ -47,6 +47,8 @@ class LayoutSpace {
   std::vector<Technique> techniques(const StepLayout& layout) const;
   /// "pp 2 (1f1b) x dp 4, zero1, recompute full, 8 x 2 rows". Of layouts with the same text one is enough.
   std::string text(const StepLayout& layout) const;
+  /// On all ranks.
+  int64_t num_stages(const StepLayout& layout) const;
   /// "pipeline stages", "zero1": what it has; see feature_names().
   std::set<std::string> features(const StepLayout& layout) const;
   std::vector<std::string> feature_names() const;

@@ -72,8 +72,9 @@ std::string operator_in(const std::string& message) {
   }
 }
 
-/// Of the model: the products of a step of one process without techniques, forward and backward.
-double flops_of(const Trainable& net, const StepData& sample, const PlanOptions& options, const KeptTensors& kept) {
+/// A step of one process without techniques and optimizer.
+StepTimeline step_of_one(const Trainable& net, const StepData& sample, const PlanOptions& options,
+                         const KeptTensors& kept) {
   ParallelOptions one = options.parallel;
   one.micro_batches = 1;
   const std::vector<Technique> none;
@@ -84,7 +85,7 @@ double flops_of(const Trainable& net, const StepData& sample, const PlanOptions&
     if (step.front().peak.total() == 0) {
       refuse_plan("memory", "is not counted in this process", "make a Session first, or a Runtime");
     }
-    return step.front().timeline.flops();
+    return step.front().timeline;
   } catch (const c10::Error& error) {
     kept.restore();
     refuse_operation(error);
@@ -125,7 +126,8 @@ std::vector<ComparedLayout> compared_layouts(const std::vector<FoundLayout>& all
 struct Planned {
   torch::nn::Module& module;
   LayoutLimits limits;
-  double flops;
+  StepTimeline step{};  ///< of one process
+  UnitRepeats repeats{};
 };
 
 /// Throws UsageError before anything is sent. Hardware may still be measured, for `ranks` of a session.
@@ -133,12 +135,12 @@ Planned checked(const Trainable& net, const StepData& sample, const PlanOptions&
                 const KeptTensors& kept, torch::nn::Module& module) {
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   TrainableParts::check_free(net, alone);
+  const std::vector<TrainableParts::UnitFacts> units = TrainableParts::units(net, alone);
   Planned planned{.module = module,
                   .limits = {.ranks = ranks,
                              .rows = sample.x.size(0),
-                             .num_units = static_cast<int64_t>(TrainableParts::num_units(net, alone)),
-                             .fixed = options.fixed},
-                  .flops = 0};
+                             .num_units = static_cast<int64_t>(units.size()),
+                             .fixed = options.fixed}};
   const LayoutSpace space(planned.limits);
   if (space.stages().empty()) {
     refuse_plan("sample",
@@ -146,7 +148,8 @@ Planned checked(const Trainable& net, const StepData& sample, const PlanOptions&
                             planned.limits.num_units > 1 ? ", whether some are stages or none" : ""),
                 fmt::format("use {} rows, or another number of ranks", multiples_near(planned.limits.rows, ranks)));
   }
-  planned.flops = flops_of(net, sample, options, kept);
+  planned.step = step_of_one(net, sample, options, kept);
+  if (units.size() > 1) planned.repeats = find_repeats(units, planned.step);
   return planned;
 }
 
@@ -159,9 +162,9 @@ ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanO
   planned.limits.offloads_activations = !hardware.device_of(0).is_processor;
   planned.limits.offloads_state = planned.limits.offloads_activations && !optimizer.is_of_torch();
   const LayoutSpace space(planned.limits);
-  PlannedStep step{net, sample, optimizer, options.parallel, hardware, {}};
+  PlannedStep step{net, sample, optimizer, options.parallel, hardware, {}, planned.repeats};
   step.work = {.rows = static_cast<double>(planned.limits.rows),
-               .flops = planned.flops,
+               .flops = planned.step.flops(),
                .dtype = dtype_of(planned.module, options.fixed)};
   if (const Setting* offload = offload_in(options.fixed)) {
     step.work.budget_bytes = parse_bytes(offload->text("device_budget")).value_or(0);

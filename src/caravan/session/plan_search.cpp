@@ -116,13 +116,15 @@ class StepSearch {
 void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor& predictor, size_t most_rows) {
   constexpr size_t kLeast = 3;  // rows, if none fits
   std::vector<FoundLayout>& best = found.best;
+  size_t num_tries = 0;
   for (FoundLayout& one : found.estimated) {
     const bool has_fitting = !best.empty() && best.front().prediction.fits();
     if (best.size() == (best.empty() || has_fitting ? most_rows : std::min(kLeast, most_rows))) break;
-    if (has_fitting && !one.prediction.fits()) break;
+    if ((has_fitting && !one.prediction.fits()) || ++num_tries > 2 * most_rows) break;
     const auto whole = search.if_possible([&] { return predictor.predict(one.layout); });
     if (!whole) continue;
     one.prediction = *whole;  // so that sentences say what rows say
+    if (has_fitting && !whole->fits()) continue;
     const bool is_new = std::ranges::none_of(best, [&](const FoundLayout& other) {
       return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
     });
@@ -139,7 +141,7 @@ void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor
 LayoutPredictor::LayoutPredictor(const PlannedStep& step, const LayoutSpace& space, const KeptTensors& kept)
     : step_(step), space_(space), kept_(kept), costs_(step.hardware) {}
 
-Prediction LayoutPredictor::with_micro_batches(const StepLayout& layout, int64_t micro_batches) const {
+Prediction LayoutPredictor::with_sizes(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const {
   const bool is_accelerator = !step_.hardware.device_of(0).is_processor;
   // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(step_.hardware.hosts.front().devices);
@@ -154,41 +156,113 @@ Prediction LayoutPredictor::with_micro_batches(const StepLayout& layout, int64_t
   const int64_t rows = space_.limits().rows / layout.dp / layout.micro_batches * micro_batches;
   const std::vector<Technique> techniques = space_.techniques(layout);
   const AcceleratorScope scope(is_accelerator);
-  const std::vector<Rehearsal> rehearsals =
-      rehearse_module({step_.net, techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
+  const std::vector<Rehearsal> rehearsals = rehearse_module(
+      {net_with(num_units), techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
   return predict_rehearsed(rehearsals, step_.hardware, costs_);
 }
 
-Prediction LayoutPredictor::between(const StepLayout& layout, int64_t low, int64_t high) const {
+const Trainable& LayoutPredictor::net_with(int64_t num_units) const {
+  const int64_t all = space_.limits().num_units;
+  if (num_units == all) return step_.net;
+  const auto known = shorter_.find(num_units);
+  if (known != shorter_.end()) return known->second;
+  const auto count = static_cast<size_t>(all - num_units);
+  return shorter_.emplace(num_units, TrainableParts::without_units(step_.net, step_.repeats.begin, count))
+      .first->second;
+}
+
+LayoutPredictor::Line LayoutPredictor::micro_batches_of(const StepLayout& layout, bool is_whole) const {
+  const int64_t all = layout.micro_batches, pp = layout.pp;
+  if (pp == 1) return all > 3 ? Line{2, 3, all} : Line{all, all, all};
+  if (is_whole || all <= 4 * pp || all % pp != 0) return {all, all, all};
+  return {2 * pp, 3 * pp, all};
+}
+
+/// Each stage loses as many of the units that are the same, so that the others stay where they are.
+LayoutPredictor::Line LayoutPredictor::units_of(const StepLayout& layout) const {
+  constexpr int64_t kLeastPeriods = 4, kLeastOfStage = 4;  // the first and the last ones are not like others
+  const int64_t all = space_.limits().num_units, stages = space_.num_stages(layout);
+  const int64_t round = stages * static_cast<int64_t>(step_.repeats.period);
+  const int64_t periods = static_cast<int64_t>(step_.repeats.count) - (stages == 1 ? kLeastPeriods : 0);
+  int64_t rounds = std::max<int64_t>(0, periods / stages);
+  while (rounds > 0 && stages > 1 && (all - rounds * round) / stages < kLeastOfStage) --rounds;
+  const int64_t low = all - rounds * round, high = low + round;
+  if (rounds < 2 || low + high > all * 4 / 5) return {all, all, all};
+  return {low, high, all};
+}
+
+Prediction LayoutPredictor::between(const StepLayout& layout, const Line& micro_batches, const Line& units) const {
   Prediction sum;
-  const double share = static_cast<double>(layout.micro_batches - low) / static_cast<double>(high - low);
-  add_share(sum, with_micro_batches(layout, low), 1 - share);
-  add_share(sum, with_micro_batches(layout, high), share);
+  for (const bool more_batches : {false, true}) {
+    for (const bool more_units : {false, true}) {
+      if ((more_batches && micro_batches.is_point()) || (more_units && units.is_point())) continue;
+      const Prediction one = with_sizes(layout, more_batches ? micro_batches.high : micro_batches.low,
+                                        more_units ? units.high : units.low);
+      add_share(sum, one,
+                (more_batches ? micro_batches.share() : 1 - micro_batches.share()) *
+                    (more_units ? units.share() : 1 - units.share()));
+    }
+  }
+  complete(sum, step_.hardware, space_.limits().ranks, step_.work);
   return sum;
 }
 
 Prediction LayoutPredictor::predict(const StepLayout& layout) const {
-  const int64_t all = layout.micro_batches;
-  Prediction one = layout.pp == 1 && all > 3 ? between(layout, 2, 3) : with_micro_batches(layout, all);
-  complete(one, step_.hardware, space_.limits().ranks, step_.work);
-  return one;
+  const int64_t all = space_.limits().num_units;
+  return between(layout, micro_batches_of(layout, /*is_whole=*/true), {all, all, all});
 }
 
 Prediction LayoutPredictor::estimate(const StepLayout& layout) const {
-  const int64_t pp = layout.pp;
-  if (pp == 1 || layout.micro_batches <= 4 * pp || layout.micro_batches % pp != 0) return predict(layout);
-  Prediction one = between(layout, 2 * pp, 3 * pp);
-  complete(one, step_.hardware, space_.limits().ranks, step_.work);
-  return one;
+  return between(layout, micro_batches_of(layout, /*is_whole=*/false), units_of(layout));
+}
+
+UnitRepeats find_repeats(const std::vector<TrainableParts::UnitFacts>& units, const StepTimeline& step) {
+  // By unit, the kernels of its events.
+  std::vector<std::vector<int32_t>> kernels(units.size());
+  const auto unit_of = [&](const std::string& event) {
+    const auto found = std::ranges::find_if(units, [&](const TrainableParts::UnitFacts& unit) {
+      return event == "forward " + unit.name + " of micro-batch 0" ||
+             event == "backward " + unit.name + " of micro-batch 0";
+    });
+    return static_cast<size_t>(found - units.begin());
+  };
+  std::vector<size_t> of_event;
+  for (const std::string& event : step.events) of_event.push_back(unit_of(event));
+  for (const StepTimeline::Moment& moment : step.moments) {
+    const size_t unit = of_event[static_cast<size_t>(moment.event)];
+    if (moment.kind == StepTimeline::Moment::Kind::kernel && unit < units.size()) kernels[unit].push_back(moment.index);
+  }
+  const auto are_same = [&](size_t a, size_t b) {
+    return !kernels[a].empty() && units[a].shapes == units[b].shapes && kernels[a] == kernels[b];
+  };
+  constexpr size_t kLongest = 4;
+  UnitRepeats best;
+  for (size_t period = 1; period <= kLongest; ++period) {
+    for (size_t begin = 0; begin + period <= units.size(); ++begin) {
+      size_t end = begin + period;
+      while (end < units.size() && are_same(end - period, end)) ++end;
+      const size_t count = (end - begin) / period;
+      if (count > 1 && count * period > best.count * best.period) best = {begin, period, count};
+    }
+  }
+  return best;
 }
 
 FoundLayouts search_step_layouts(const LayoutSpace& space, const LayoutPredictor& predictor,
                                  const std::function<bool()>& is_over, size_t most_rows) {
   constexpr size_t kClimbs = 4;
   StepSearch search(space, predictor, is_over);
-  for (const StepLayout& seed : space.seeds()) search.estimate(seed);
-  const std::vector<FoundLayout> seeds = search.all();
-  for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].layout));
+  // Few stages first, and to their best: rehearsals of many take long.
+  for (const int pp : space.stages()) {
+    std::vector<FoundLayout> seeds;
+    for (const StepLayout& seed : space.seeds(pp)) {
+      if (const FoundLayout* found = search.estimate(seed)) seeds.push_back(*found);
+    }
+    sort_layouts(seeds);
+    if (!seeds.empty()) search.climb(search.estimate(seeds.front().layout));
+  }
+  const std::vector<FoundLayout> known = search.all();
+  for (size_t i = 0; i < std::min(kClimbs, known.size()); ++i) search.climb(search.estimate(known[i].layout));
   FoundLayouts found{.estimated = search.all(), .is_complete = search.is_complete(), .why_not = search.why_not()};
   predict_best(found, search, predictor, most_rows);
   return found;

@@ -12,8 +12,18 @@
 #include "caravan/plan/predict_rehearsed.h"
 #include "caravan/session/module_rehearsal.h"
 #include "caravan/session/plan_layouts.h"
+#include "caravan/session/trainable_parts.h"
 
 namespace caravan {
+
+/// Units of a net that follow each other and compute the same, such as the blocks of a transformer: `count` times
+/// `period` units from `begin` on.
+struct UnitRepeats {
+  size_t begin = 0, period = 1, count = 0;
+};
+
+/// Units are the same if their parameters have the same shapes, and they the same kernels in a step that was rehearsed.
+UnitRepeats find_repeats(const std::vector<TrainableParts::UnitFacts>& units, const StepTimeline& step);
 
 /// A step of a user's module on hardware.
 struct PlannedStep {
@@ -23,6 +33,7 @@ struct PlannedStep {
   const ParallelOptions& options;
   const Hardware& hardware;
   StepWork work;
+  UnitRepeats repeats{};
 };
 
 /// Predicts layouts of a step.
@@ -34,18 +45,31 @@ class LayoutPredictor {
   /// By a rehearsal of a rank of each stage. Without stages, micro-batches after the third are like it. Throws what the
   /// rehearsal throws.
   Prediction predict(const StepLayout& layout) const;
-  /// The same with few micro-batches in a pipeline too, between whose first and last all take equal times.
+  /// The same, extrapolated from fewer micro-batches in a pipeline too, between whose first and last all take equal
+  /// times, and from fewer of the units that are the same.
   Prediction estimate(const StepLayout& layout) const;
 
  private:
-  /// Of a step with fewer micro-batches of the same size; not complete.
-  Prediction with_micro_batches(const StepLayout& layout, int64_t micro_batches) const;
-  Prediction between(const StepLayout& layout, int64_t low, int64_t high) const;
+  /// A line through a smaller step and a larger one.
+  struct Line {
+    int64_t low, high, at;
+    bool is_point() const { return low == high; }
+    double share() const { return is_point() ? 0 : static_cast<double>(at - low) / static_cast<double>(high - low); }
+  };
+  Line micro_batches_of(const StepLayout& layout, bool is_whole) const;
+  /// In units.
+  Line units_of(const StepLayout& layout) const;
+  const Trainable& net_with(int64_t num_units) const;
+
+  /// Of a step with so many micro-batches of the same size; not complete.
+  Prediction with_sizes(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const;
+  Prediction between(const StepLayout& layout, const Line& micro_batches, const Line& units) const;
 
   const PlannedStep& step_;
   const LayoutSpace& space_;
   const KeptTensors& kept_;
   HardwareCosts costs_;
+  mutable std::map<int64_t, Trainable> shorter_;  ///< nets with fewer units, by their number
 };
 
 /// A layout, and what to expect of it.

@@ -1,5 +1,7 @@
 #include "caravan/session/trainable.h"
 
+#include <fmt/format.h>
+#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include "caravan/base/error.h"
@@ -26,7 +28,37 @@ void TrainableParts::check_free(const Trainable& net, const Mesh& mesh) {
   for (const Parameter* parameter : adapter->parameters()) parameter->check_no_sink();
 }
 
-size_t TrainableParts::num_units(const Trainable& net, const Mesh& mesh) { return net.adapted(mesh)->blocks().size(); }
+std::vector<TrainableParts::UnitFacts> TrainableParts::units(const Trainable& net, const Mesh& mesh) {
+  const auto adapter = net.adapted(mesh);
+  std::vector<UnitFacts> all;
+  for (Module* block : adapter->blocks()) {
+    UnitFacts& unit = all.emplace_back(UnitFacts{block->name(), {}});
+    for (const Parameter* parameter : block->parameters()) unit.shapes.push_back(parameter->global_shape());
+  }
+  return all;
+}
+
+Trainable TrainableParts::without_units(const Trainable& net, size_t begin, size_t count) {
+  const auto stays = [&](size_t i) { return i < begin || i >= begin + count; };
+  if (net.units_.empty()) {
+    const auto* sequential = net.module_->as<torch::nn::SequentialImpl>();
+    torch::nn::Sequential part;
+    for (size_t i = 0; i < sequential->size(); ++i) {
+      if (stays(i)) part->push_back(*(sequential->begin() + static_cast<std::ptrdiff_t>(i)));
+    }
+    return part;
+  }
+  const auto part = std::make_shared<torch::nn::Module>();
+  std::vector<ModuleAdapter::Unit> units;
+  for (size_t i = 0; i < net.units_.size(); ++i) {
+    if (!stays(i)) continue;
+    units.push_back(net.units_[i]);
+    for (const auto& module : units.back().modules) {
+      part->register_module(fmt::format("module{}", part->children().size()), module);
+    }
+  }
+  return {part, std::move(units)};
+}
 
 at::Tensor TrainableParts::run(const Trainable& net, const at::Tensor& x, const Mesh& mesh) {
   return net.adapted(mesh)->run({x}, {}).at(0);

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "caravan/session/trainable.h"
 
 namespace caravan {
@@ -11,8 +16,14 @@ class TrainableParts {
   static torch::nn::Module& module_of(const Trainable& net, const char* op, const char* action);
   /// Throws UsageError if an engine has the gradients of the module.
   static void check_free(const Trainable& net, const Mesh& mesh);
-  /// The units that stages and recomputation are made of.
-  static size_t num_units(const Trainable& net, const Mesh& mesh);
+  /// One of those that stages and recomputation are made of.
+  struct UnitFacts {
+    std::string name;
+    std::vector<std::vector<int64_t>> shapes;  ///< of its parameters
+  };
+  static std::vector<UnitFacts> units(const Trainable& net, const Mesh& mesh);
+  /// Without `count` units from `begin` on: of a net in units, whose others run as they did.
+  static Trainable without_units(const Trainable& net, size_t begin, size_t count);
   /// The output of one process.
   static at::Tensor run(const Trainable& net, const at::Tensor& x, const Mesh& mesh);
 };
