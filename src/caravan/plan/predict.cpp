@@ -124,7 +124,8 @@ Prediction Predictor::with_micro_batches(const Recipe& recipe, const StepSizes& 
   const std::vector<Rehearsal> few = rehearse_places(with_sizes(recipe, low, plan));
   std::vector<Rehearsal> more = rehearse_places(with_sizes(recipe, high, plan));
   const double times = share(low.micro_batches, high.micro_batches, plan.accumulation);
-  const Prediction of_few = predict_rehearsed(few, hardware_, costs_), of_more = predict_rehearsed(more, hardware_, costs_);
+  const Prediction of_few = predict_rehearsed(few, hardware_, costs_),
+                   of_more = predict_rehearsed(more, hardware_, costs_);
   Prediction on_line;
   for (const auto& [one, weight] : {std::pair(&of_few, 1 - times), std::pair(&of_more, times)}) {
     add_share(on_line, *one, weight);
@@ -160,7 +161,8 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
     const std::vector<int64_t>& layers = more_layers ? high.layers : low.layers;
     const Prediction one =
         has_batches ? with_micro_batches(recipe, {layers, low.micro_batches}, {layers, high.micro_batches}, plan)
-                    : predict_rehearsed(rehearse_places(with_sizes(recipe, {layers, low.micro_batches}, plan)), hardware_, costs_);
+                    : predict_rehearsed(rehearse_places(with_sizes(recipe, {layers, low.micro_batches}, plan)),
+                                        hardware_, costs_);
     const double of_layer = more_layers ? of_layers : 1 - of_layers;
     add_share(sum, one, of_layer);
   }
