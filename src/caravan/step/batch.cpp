@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "caravan/base/error.h"
 #include "caravan/data/windows/train_windows.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/redistribute/redistribute.h"
@@ -13,11 +14,27 @@
 namespace caravan {
 namespace {
 
-Box box_of_rank(const Engine& engine, int64_t rows, int64_t length) {
-  return local_box({rows, length}, engine.strategy().batch_layout, engine.mesh(), "batch");
+/// The layout of a batch whose data axis, or the axes that it is made of, has the rows of `deal`.
+Layout dealt_layout(const Layout& even, const Mesh& mesh, const RowDeal& deal) {
+  if (deal.is_even()) return even;
+  const MeshAxis* axis = mesh.joined(even.sharding(0));
+  if (axis == nullptr) {
+    throw LayoutError({"batch", "deal", "no axis of the mesh has the rows of the batch alone",
+                       mesh.where() + ", batch " + even.to_string(), "deal equal rows"});
+  }
+  std::vector<Layout::Entry> entries{{axis->name(), Shard{.dim = 0, .sizes = deal.rows}}};
+  for (const auto& entry : even.entries()) {
+    if (!entry.second.is_shard(0)) entries.push_back(entry);
+  }
+  return Layout(std::move(entries));
 }
 
-/// All rows on the first rank of the axis, or equal parts of them on each.
+Box box_of_rank(const Engine& engine, int64_t rows, int64_t length, const RowDeal& deal) {
+  const Mesh& mesh = engine.mesh();
+  return local_box({rows, length}, dealt_layout(engine.strategy().batch_layout, mesh, deal), mesh, "batch");
+}
+
+/// All rows on the first rank of the axis, or parts of them on each.
 Layout rows_on(const Shard& shard, const Mesh& mesh, const std::string& axis) {
   return Layout({{axis, shard}}).completed(mesh, Invariant{});
 }
@@ -50,9 +67,10 @@ TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t
   return batch;
 }
 
-TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_t step, int64_t global_rows) {
+TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_t step, int64_t global_rows,
+                           const RowDeal& deal) {
   const Mesh& mesh = engine.mesh();
-  const Box mine = box_of_rank(engine, global_rows, source.context);
+  const Box mine = box_of_rank(engine, global_rows, source.context, deal);
   const int64_t first = step * global_rows;
   const std::string& axis = engine.strategy().controller_axis;
   TrainBatch rows;
@@ -60,24 +78,28 @@ TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_
     rows = source.make(first + mine.offset[0], mine.size[0]);
   } else {
     rows = source.make(first, mesh[axis].coord() == 0 ? global_rows : 0);
-    for (at::Tensor* all : rows.tensors()) *all = scatter_rows(*all, global_rows, mesh, axis);
+    for (at::Tensor* all : rows.tensors()) *all = scatter_rows(*all, global_rows, mesh, axis, deal.rows);
   }
   TrainBatch batch = piece_of(std::move(rows), {{0, mine.offset[1]}, mine.size});
   batch.first_row = mine.offset[0];
   batch.global_rows = global_rows;
   batch.num_targets = source.num_targets(first, global_rows);
+  batch.unit = deal.is_even() ? 0 : deal.unit;
   return batch;
 }
 
-TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows) {
+TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows,
+                           const RowDeal& deal) {
   const RowSource source{.context = windows.context(),
                          .make = [&](int64_t first, int64_t rows) { return make_batch(windows, first, rows); },
                          .num_targets = [&](int64_t first, int64_t rows) { return windows.num_targets(first, rows); }};
-  return make_rank_batch(engine, source, step, global_rows);
+  return make_rank_batch(engine, source, step, global_rows, deal);
 }
 
-TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole) {
-  return piece_of(whole, box_of_rank(engine, whole.global_rows, whole.ids.size(1)));
+TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole, const RowDeal& deal) {
+  TrainBatch piece = piece_of(whole, box_of_rank(engine, whole.global_rows, whole.ids.size(1), deal));
+  piece.unit = deal.is_even() ? 0 : deal.unit;
+  return piece;
 }
 
 TrainBatch on_its_own(TrainBatch batch) {
@@ -97,8 +119,8 @@ TrainBatch piece_of(TrainBatch batch, const Box& box) {
 
 MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uint64_t seed, int64_t step,
                           double loss_scale) {
-  const int64_t rows = batch.ids.size(0) / count;
-  const TrainBatch part = piece_of(batch, {{index * rows, 0}, {rows, batch.ids.size(1)}});
+  const RowRange rows = rows_of_micro_batch(batch.ids.size(0), count, index, std::max<int64_t>(batch.unit, 1));
+  const TrainBatch part = piece_of(batch, {{rows.first, 0}, {rows.count, batch.ids.size(1)}});
   MicroBatch micro{part.ids, part.labels, {}};
   ForwardContext& context = micro.context;
   context.seed = seed;
@@ -109,13 +131,15 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   context.gradient_scale = loss_scale * static_cast<double>(batch.global_rows) / static_cast<double>(mean_rows);
   context.positions = part.positions;
   context.documents = part.documents;
-  context.set(Dim::batch, DimIndex(part.first_row, rows, batch.global_rows));
+  context.set(Dim::batch, DimIndex(part.first_row, rows.count, batch.global_rows));
   return micro;
 }
 
-at::Tensor scatter_rows(const at::Tensor& batch, int64_t rows, const Mesh& mesh, const std::string& axis) {
+at::Tensor scatter_rows(const at::Tensor& batch, int64_t rows, const Mesh& mesh, const std::string& axis,
+                        const std::vector<int64_t>& sizes) {
   const Shard first{.dim = 0, .owner = 0, .rows = rows};
-  return redistribute(batch, rows_on(first, mesh, axis), rows_on({0}, mesh, axis), mesh, "batch");
+  const Shard parts{.dim = 0, .sizes = sizes};
+  return redistribute(batch, rows_on(first, mesh, axis), rows_on(parts, mesh, axis), mesh, "batch");
 }
 
 at::Tensor gather_rows(const at::Tensor& part, int64_t rows, const Mesh& mesh, const std::string& axis) {

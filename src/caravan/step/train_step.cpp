@@ -61,11 +61,14 @@ void TrainStep::prepare_away() {
 
 StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool stop_requested,
                           const Inspect& inspect) {
-  if (batch.ids.size(0) % options_.num_micro_batches != 0) {
-    throw ShapeError(
-        {"train", "batch",
-         fmt::format("{} rows do not split into {} micro-batches", batch.ids.size(0), options_.num_micro_batches),
-         mesh_.where(), "give every rank a multiple of them"});
+  const int64_t num_rows = batch.ids.size(0);
+  const int64_t micro_batches = options_.num_micro_batches;
+  const bool splits = batch.unit == 0 ? num_rows % micro_batches == 0
+                                      : num_rows % batch.unit == 0 && num_rows / batch.unit >= micro_batches;
+  if (!splits) {
+    throw ShapeError({"train", "batch",
+                      fmt::format("{} rows do not split into {} micro-batches", num_rows, micro_batches), mesh_.where(),
+                      "give every rank a multiple of them"});
   }
   const auto source = [&](int index) {
     return micro_batch_of(batch, options_.num_micro_batches, index, options_.seed, step, scale());
