@@ -12,6 +12,7 @@
 #include "caravan/registry/setting.h"
 #include "caravan/registry/split.h"
 #include "caravan/schedule/pipeline_choice.h"
+#include "caravan/schedule/row_deal.h"
 #include "caravan/techniques/precision_choice.h"
 
 namespace caravan {
@@ -48,6 +49,10 @@ struct Recipe {
     int64_t steps = 800;
     int64_t global_batch = 12;              ///< sequences per step, over all ranks
     int64_t micro_batch = kAutoMicroBatch;  ///< sequences that a rank computes at once; 0: all of its share
+    /// Rows of the data-parallel ranks: "even" ones, "measured" by their speed, or a deals.jsonl, which is repeated.
+    std::string balance = "even";
+    bool is_even() const { return balance == "even"; }
+    bool is_measured() const { return balance == "measured"; }
     int64_t seed = 1;
     int64_t eval_every = 200;    ///< steps; 0: only at the end
     int64_t eval_batches = 100;  ///< of global_batch sequences, spread over the validation text; 0: all of it
@@ -168,6 +173,9 @@ BatchPlan plan_batch(const Recipe& recipe, int num_ranks);
 
 /// The sequences of a micro-batch of a data-parallel rank are a multiple of this, since layers and experts split them.
 int64_t row_parts(const Recipe& recipe);
+
+/// The rows of a step, for deal_rows, which gives ranks of unlike speeds unlike numbers of them.
+RowsToDeal rows_to_deal(const Recipe& recipe, const BatchPlan& plan);
 
 /// "pp 2 (1f1b) x dp 2 x ep 2 x cp 2 (ring) x tp 4 (1d)"; "" if no axis splits the model.
 std::string split_text(const Recipe& recipe, int64_t dp);

@@ -70,6 +70,22 @@ std::vector<RecipeKey> model_keys() {
   };
 }
 
+/// A word, or a file: what can be neither is a misspelt word.
+RecipeKey balance() {
+  RecipeKey key = text({"train.balance", OnResume::listed},
+                       "rows of data-parallel ranks: \"even\"; \"measured\" by their speed; or a deals.jsonl to repeat",
+                       FIELD(train.balance));
+  key.set = [set = key.set](Recipe& recipe, const RecipeValue& value) -> std::string {
+    const auto* given = std::get_if<std::string>(&value);
+    const bool may_be_file = given != nullptr && given->find_first_of("./") != std::string::npos;
+    if (given != nullptr && !may_be_file && *given != "even" && *given != "measured") {
+      return not_one_of(*given, std::vector<std::string>{"even", "measured"}) + "; a file is the deals.jsonl of a run";
+    }
+    return set(recipe, value);
+  };
+  return key;
+}
+
 std::vector<RecipeKey> training_keys() {
   return {
       text({"train.init_from", OnResume::free},
@@ -81,6 +97,7 @@ std::vector<RecipeKey> training_keys() {
       integer_or({"train.micro_batch", OnResume::listed},
                  "sequences a rank computes at once: \"auto\" fits the memory; 0: all of its share",
                  FIELD(train.micro_batch), {0, 1 << 30}, "auto", kAutoMicroBatch),
+      balance(),
       integer({"train.seed", OnResume::history}, "seed of initial weights, data order and dropout", FIELD(train.seed),
               {0}),
       integer({"train.eval_every", OnResume::listed}, "steps between evaluations; 0: only at the end",

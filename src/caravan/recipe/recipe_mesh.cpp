@@ -82,6 +82,9 @@ std::vector<Demand> demands_of(const Recipe& recipe) {
                                     "the first and the last layer share a weight", "use model.tie_embeddings = false"});
   add(recipe.model.moe.balances_batch(),
       {Trait::whole_gradient, "moe.balance", "counts the whole batch before it is computed", "use \"sequence\""});
+  add(!recipe.train.is_even(),
+      {Trait::whole_gradient, "train.balance", "deals ranks unlike numbers of rows, whose gradients a step adds up",
+       "use train.balance = \"even\""});
   add(recipe.data.streaming, {Trait::bounded_lead, "data.streaming",
                               "the text is tokenized for a known number of steps", "use data.streaming = false"});
   add(recipe.comm.backend != "thread",
@@ -183,6 +186,13 @@ int64_t pipeline_micro_batches(const Recipe& recipe, int64_t rows, int64_t parts
 
 int64_t row_parts(const Recipe& recipe) {
   return recipe.tensor_parallel.parts().rows * recipe.expert_parallel.parts().rows;
+}
+
+RowsToDeal rows_to_deal(const Recipe& recipe, const BatchPlan& plan) {
+  return {.rows = recipe.train.global_batch,
+          .coordinates = plan.dp,
+          .micro_batches = plan.accumulation,
+          .unit = row_parts(recipe)};
 }
 
 std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {

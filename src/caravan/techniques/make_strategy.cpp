@@ -87,9 +87,11 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   const Entry& recompute = choice.recompute.entry();
   if (const auto misfit = recompute.check(choice.recompute, choice.pipeline.degree)) refuse(*misfit, mesh);
   if (choice.pipeline.is_used()) {
-    add_pipeline(
-        strategy, mesh,
-        {.choice = choice.pipeline, .stage_of_block = choice.stage_of_block, .recompute = recompute.repeats_stages});
+    add_pipeline(strategy, mesh,
+                 {.choice = choice.pipeline,
+                  .stage_of_block = choice.stage_of_block,
+                  .recompute = recompute.repeats_stages,
+                  .has_static_shapes = choice.has_equal_micro_batches});
   }
   in_words_of(choice.tiling, false, [&] { add_tiles(choice.tiling, strategy, model, mesh); });
   const StrategyDtypes dtypes{choice.compute_dtype, choice.gradient_dtype, choice.reduce_dtype};

@@ -18,8 +18,9 @@ struct StrategyChoice {
   Split context_parallel{Setting("context_parallel")};
   Split expert_parallel{Setting("expert_parallel")};
   PipelineChoice pipeline{};
-  std::vector<int> stage_of_block{};  ///< stage of each of model.blocks(); empty: cut evenly
-  int64_t sequences = 1;              ///< sequences of a micro-batch of one data-parallel rank, which are split
+  std::vector<int> stage_of_block{};    ///< stage of each of model.blocks(); empty: cut evenly
+  int64_t sequences = 1;                ///< sequences of a micro-batch of one data-parallel rank, which are split
+  bool has_equal_micro_batches = true;  ///< all micro-batches of a run have `sequences`
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType gradient_dtype = at::kFloat;
   std::optional<at::ScalarType> reduce_dtype{};

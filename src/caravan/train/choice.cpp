@@ -17,6 +17,7 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.pipeline = recipe.pipeline;
   const BatchPlan plan = plan_batch(recipe, num_ranks);
   choice.sequences = plan.micro_batch;
+  choice.has_equal_micro_batches = recipe.train.is_even();
   choice.pipeline.schedule.set("micro_batches", plan.accumulation);
   choice.overlap = recipe.comm.overlap;
   choice.offload = recipe.offload;

@@ -72,6 +72,7 @@ Recipe recipe_to_keep(const TrainOptions& options) {
   };
   if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
   make_absolute(recipe.comm.algorithms);
+  make_absolute(recipe.train.balance);
   recipe.train.init_from.clear();  // the run continues from its own checkpoints
   recipe.train.adapter.clear();
   if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {

@@ -20,6 +20,7 @@
 #include "caravan/recipe/init_from.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
+#include "caravan/train/balance/run_balance.h"
 #include "caravan/train/evaluation/evaluate.h"
 #include "caravan/train/folder/dump.h"
 #include "caravan/train/folder/expert_load.h"
@@ -88,6 +89,7 @@ class Run {
   ValidationWindows windows_;
   MemoryPlan memory_;
   BatchPlan plan_;
+  RunBalance balance_;
   std::unique_ptr<RunState> state_;
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<MetricsLog> log_;
@@ -113,7 +115,9 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       train_windows_(dataset_.train_windows(recipe_.model.context, recipe_.train.seed)),
       windows_(dataset_.validation_windows(recipe_.model.context)),
       memory_(resolve_memory(*world)),
-      plan_(plan_batch(recipe_, world->size())) {
+      plan_(plan_batch(recipe_, world->size())),
+      balance_(recipe_, plan_, mesh_) {
+  balance_.fit_memory(memory_, recipe_, dataset_.tokenizer.vocab_size(), *world);
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
   check_targets(windows_, recipe_.train.eval_batches * recipe_.train.global_batch);
   // Creates a new folder only now: a failure above leaves none.
@@ -137,6 +141,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   } else if (recipe_.model.lora.is_used()) {
     place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
   }
+  for (std::string& line : balance_.notes()) place_.notes.push_back(std::move(line));
   if (const std::string text = offload_text(recipe_, memory_.own); !text.empty()) place_.notes.push_back(text);
   for (std::string& line : chunk_lines(memory_.own.chunks)) place_.notes.push_back(std::move(line));
   if (const auto& tiers = state_->engine().strategy().tiers; tiers != nullptr) {
@@ -179,6 +184,7 @@ void Run::open_logs() {
   if (options_.plan) write_plan(place_.folder, *options_.plan);
   log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
   log_->write_changes(state_->step, state_->changed_keys());
+  balance_.open(place_.folder, state_->step);
   open_metric_files();
 }
 
@@ -206,6 +212,7 @@ void Run::resume() {
   const MappedFile manifest(place_.checkpoint / "manifest.json", "checkpoint");
   refuse_different_data(find_disagreement(
       mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
+  balance_.resume(place_.folder, state_->step);
   for (const ChangedKey& key : state_->changed_keys()) {
     place_.notes.push_back(fmt::format("{} is {}, before the resume it was {}", key.name, key.now, key.before));
   }
@@ -233,7 +240,7 @@ StepMetrics Run::advance() {
   const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
   const double waited = mesh_.wait_ms() + stepper_->wait_ms();
   const auto batch_of = [this](int64_t step) {
-    return make_rank_batch(state_->engine(), train_windows_, step, recipe_.train.global_batch);
+    return make_rank_batch(state_->engine(), train_windows_, step, recipe_.train.global_batch, balance_.deal(step));
   };
   const StepReport report = stepper_->advance(next_due(recipe_, state_->step, end_), batch_of, options_.stop_requested);
   state_->step = stepper_->step();
@@ -267,6 +274,9 @@ StepMetrics Run::advance() {
   for (const double waited_ms : report.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);
   const std::string host = host_name();
   metrics.host = host.substr(0, host.find(' '));
+  if (balance_.stepped(state_->step, metrics.step_ms - metrics.comm_ms)) {
+    alone([&] { balance_.write(state_->step); });
+  }
   return metrics;
 }
 

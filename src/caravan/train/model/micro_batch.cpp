@@ -97,6 +97,7 @@ MemoryPlan plan_memory(const Recipe& recipe, int num_ranks, int64_t limit_bytes,
   const int64_t parts = row_parts(recipe);
   MemoryPlan plan{.micro_batch = batch.micro_batch,
                   .limit_bytes = limit_bytes,
+                  .usable_bytes = static_cast<int64_t>(used * static_cast<double>(limit_bytes)),
                   .is_chosen = recipe.train.micro_batch == kAutoMicroBatch && !recipe.pipeline.is_used()};
   std::map<int64_t, RankPeak> peaks;
   const auto peak = [&](int64_t sequences) -> const RankPeak& {

@@ -32,10 +32,12 @@ struct MemoryPlan {
   RankPeak own{};              ///< of this rank (resolve_micro_batch)
   int64_t resident_bytes = 0;  ///< of all processes of the run (resolve_micro_batch)
   int64_t limit_bytes = 0;     ///< the rank's share of the host's memory, or its budget if less; 0: unknown
+  int64_t usable_bytes = 0;    ///< of these, what "auto" uses
   bool is_chosen = false;      ///< train.micro_batch was "auto"
   std::string advice{};        ///< what to do if it does not fit
   int64_t peak_bytes() const noexcept { return fullest.peak.total(); }
   bool fits() const noexcept { return limit_bytes <= 0 || peak_bytes() <= limit_bytes; }
+  bool is_usable() const noexcept { return limit_bytes <= 0 || peak_bytes() <= usable_bytes; }
 };
 
 /// "60 MiB of 3.9 GiB per rank at most, rank 0 in backward blocks.3 of micro-batch 1".
