@@ -113,6 +113,12 @@ const std::vector<Keys>& recipes() {
       {"lora.rank=4"},
       Keys{"lora.rank=4", "mesh.tp=2", "data_parallel.technique=zero3", "mesh.dp=2"} + kLlama,
       {"mesh.dp=2", "mesh.cp=2", "mesh.tp=2"},
+      {"train.balance=measured", "model.dropout=0.1"},
+      Keys{"train.balance=measured", "mesh.dp=3", "train.global_batch=48", "data_parallel.technique=zero3"} + kLlama,
+      Keys{"train.balance=measured", "mesh.dp=2", "mesh.cp=2", "data_parallel.technique=zero2"} + kBf16,
+      {"train.balance=measured", "mesh.dp=2", "mesh.tp=4", "tensor_parallel.kind=2d"},
+      Keys{"train.balance=measured", "mesh.dp=2", "mesh.ep=2", "moe.balance=batch"} + kExperts,
+      {"train.balance=measured", "mesh.dp=2", "mesh.pp=2", "pipeline.schedule=zb-h1"},
   };
   return all;
 }

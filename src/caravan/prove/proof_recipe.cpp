@@ -123,7 +123,9 @@ void fit_model(Recipe& recipe, const Recipe& original) {
 int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_batch) {
   const int64_t own_tokens = tokens_of_rank(original, own_micro_batch);
   if (own_tokens < kFewRows) return own_tokens;
-  if (tokens_per_chunk(own_tokens, own_vocabulary(original)) >= own_tokens) {
+  // Of unlike micro-batches the largest may be computed in chunks; with kChunkedTokens the smallest is not.
+  const int64_t most_tokens = original.train.is_even() ? own_tokens : 2 * own_tokens;
+  if (tokens_per_chunk(most_tokens, own_vocabulary(original)) >= most_tokens) {
     return recipe.model.moe.is_used() ? kTokensOfExperts : kUsualTokens;
   }
   recipe.model.vocabulary = kChunkedVocabulary;
@@ -145,8 +147,9 @@ int64_t fit_accumulation(const Recipe& recipe, const BatchPlan& own, int64_t mos
   return recipe.pipeline.is_file() ? own.accumulation : recipe.pipeline.micro_batches();
 }
 
-/// Sets the number of sequences and of micro-batches.
+/// Sets the number of sequences and of micro-batches. Of one sequence there is no uneven deal.
 void set_batch(Recipe& recipe, int64_t micro_batch, int64_t accumulation) {
+  if (!recipe.train.is_even()) micro_batch = std::max(micro_batch, 2 * row_parts(recipe));
   recipe.train.micro_batch = micro_batch;
   if (recipe.pipeline.is_used()) recipe.pipeline.schedule.set("micro_batches", accumulation);
   recipe.train.global_batch = micro_batch * accumulation * recipe.mesh.dp;

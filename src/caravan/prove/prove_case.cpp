@@ -1,8 +1,11 @@
 #include <algorithm>
 
+#include "caravan/base/system/file.h"
 #include "caravan/base/text.h"
 #include "caravan/prove/proof_recipe.h"
 #include "caravan/prove/prove.h"
+#include "caravan/prove/trace.h"
+#include "caravan/train/balance/deal_record.h"
 #include "caravan/train/choice.h"
 #include "caravan/train/model/micro_batch.h"
 #include "caravan/train/model/rehearse.h"
@@ -34,6 +37,21 @@ std::string name_of(const Recipe& recipe, const StrategyChoice& choice) {
   return choice.pipeline.is_used() ? choice.pipeline.name() + " with " + name : name;
 }
 
+/// Speeds of the data-parallel ranks: the rows that a record gives them last; without one, the first is twice as fast.
+std::vector<double> proved_speeds(const Recipe& recipe, int64_t dp) {
+  std::filesystem::path record = recipe.train.balance;
+  if (recipe.train.is_measured()) record = recipe.folder / kDealsFile;  // beside a run's own recipe
+  std::vector<double> speeds(static_cast<size_t>(dp), 1);
+  speeds.front() = 2;
+  std::error_code error;
+  if (recipe.train.is_measured() && !std::filesystem::exists(record, error)) return speeds;
+  const std::vector<RecordedDeal> deals = parse_deals(MappedFile(record, "prove").text(), record.string());
+  if (deals.empty()) return speeds;
+  const std::vector<int64_t>& rows = deals.back().rows;  // of more ranks than are proved, or of fewer
+  for (size_t i = 0; i < speeds.size(); ++i) speeds[i] = static_cast<double>(rows[i % rows.size()]);
+  return speeds;
+}
+
 }  // namespace
 
 ProveCase case_of_recipe(const Recipe& recipe) {
@@ -51,6 +69,11 @@ ProveCase case_of_recipe(const Recipe& recipe) {
                  .compute_dtype = choice.compute_dtype,
                  .lr = 1.0 / layers,  // steps of 0.5 grow the rounding errors of deep models beyond the tolerance
                  .seed = static_cast<uint64_t>(recipe.train.seed)};
+  // In 16 bits one process repeats the roundings of equal micro-batches.
+  const BatchPlan plan = plan_batch(recipe, num_ranks);
+  if (!recipe.train.is_even() && plan.dp > 1 && !rounds_to_16_bits(what)) {
+    what.deal = {deal_rows(rows_to_deal(recipe, plan), proved_speeds(recipe, plan.dp)), row_parts(recipe)};
+  }
   what.delays = choice.offload.flag("delayed_update");
   if (!choice.waits_for_norm && choice.offload.text("gradients") != "none") {
     what.clip_norm = 0;  // groups may step before the norm is known

@@ -94,9 +94,7 @@ class CaseRun {
             .clip_norm = what_.clip_norm,
             .loss_scale = loss_scale_ ? &*loss_scale_ : nullptr};
   }
-  Box own_box() const {
-    return local_box({rows_, what_.model.context}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
-  }
+  int64_t slice_rows(int num_micro_batches) const;
   void fill(uint64_t seed);
   void write(const std::vector<at::Tensor>& values);
   at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
@@ -107,6 +105,7 @@ class CaseRun {
 
   const ProveCase& what_;
   int64_t rows_;
+  RowDeal deal_;
   Mesh mesh_;
   Model model_;
   std::vector<std::string> names_;  ///< of the parameters of the model that is not arranged yet, without tiles
@@ -120,6 +119,7 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
                  const Arrange& arrange, bool is_new)
     : what_(what),
       rows_(what.rows),
+      deal_(world->size() > 1 ? what.deal : RowDeal{}),
       mesh_(Mesh::create(world, axes)),
       model_(what.model),
       names_(parameter_names(model_)),
@@ -212,11 +212,17 @@ TrainBatch CaseRun::batch(int64_t step) const {
   return whole;
 }
 
+/// The rows of the smallest micro-batch.
+int64_t CaseRun::slice_rows(int num_micro_batches) const {
+  if (!deal_.is_even()) return *std::ranges::min_element(deal_.rows) / deal_.unit / num_micro_batches * deal_.unit;
+  const Box mine = local_box({rows_, what_.model.context}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
+  return std::max<int64_t>(1, mine.size[0] / num_micro_batches);
+}
+
 Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
   Trace trace{.where = engine_.mesh().where(), .names = names_};
   const Strategy& strategy = engine_.strategy();
-  const Box mine = own_box();
-  trace.slice_rows = std::max<int64_t>(1, mine.size[0] / num_micro_batches);
+  trace.slice_rows = slice_rows(num_micro_batches);
   const auto is_tile = [](const Parameter* parameter) { return parameter->tile_of() != nullptr; };
   trace.splits_products = splits_products(strategy) || std::ranges::any_of(model_.parameters(), is_tile);
   TrainStep train_step(engine_, optimizer_, options(num_micro_batches));
@@ -228,7 +234,7 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
     // One process: the gradient is that of older values, and updates the newest.
     const bool lags = what_.delays && paths == nullptr && step > 0 && !starts_anew;
     if (lags) write(trace.steps[static_cast<size_t>(step) - 1].before);
-    const TrainBatch mine_of_batch = piece_of_rank(engine_, batch(step));
+    const TrainBatch mine_of_batch = piece_of_rank(engine_, batch(step), deal_);
     const PathScope counted(paths);
     bool is_finite = true;
     try {
@@ -266,7 +272,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
 void CaseRun::step(PathLog& paths) {
   TrainStep train_step(engine_, optimizer_, options(what_.num_micro_batches));
   const PathScope counted(&paths);
-  train_step.run(piece_of_rank(engine_, batch(0)), 0, what_.lr);
+  train_step.run(piece_of_rank(engine_, batch(0), deal_), 0, what_.lr);
 }
 
 }  // namespace
