@@ -71,6 +71,14 @@ TEST(StageOfUnits, ByCostGivesTheStageWithTheHeadFewerLayers) {
   EXPECT_THAT(stage_of_units(choice, model_of(6), {0, 1, 1, 1, 1, 1, 1, 2}), ElementsAre(0, 0, 0, 0, 0, 1, 1, 1));
 }
 
+/// A rank of half the speed gets half the layers, in each of its stages.
+TEST(StageOfUnits, ByCostGivesASlowRankFewerLayers) {
+  const std::vector<double> costs{0, 1, 1, 1, 1, 1, 1, 0};
+  EXPECT_THAT(stage_of_units({.degree = 2}, model_of(6), costs, {1, 0.5}), ElementsAre(0, 0, 0, 0, 0, 1, 1, 1));
+  const PipelineChoice twice = pipeline_of("interleaved", 2, 2);
+  EXPECT_THAT(stage_of_units(twice, model_of(6), costs, {0.5, 1}), ElementsAre(0, 0, 1, 1, 2, 3, 3, 3));
+}
+
 TEST(StageOfUnits, CutsForEveryStageThatARankHolds) {
   PipelineChoice choice = pipeline_of("interleaved", 2, 2);
   choice.schedule.set("cut", "layers");
@@ -91,8 +99,9 @@ TEST(StageOfUnits, RefusesLayersByHandThatDoNotAddUp) {
   EXPECT_EQ(error_of(cut_as(2, std::vector<int64_t>{3, 1}), model_of(4)), "");
 }
 
-/// The smallest largest cost of a stage, over all ways to cut.
-double least_of_all_cuts(const std::vector<double>& costs, size_t first_layer, int64_t stages) {
+/// The smallest largest time of a stage, over all ways to cut. `speeds`: of all stages, these and those before.
+double least_of_all_cuts(const std::vector<double>& costs, size_t first_layer, int64_t stages,
+                         const std::vector<double>& speeds) {
   const size_t last_layer = costs.size() - 2;
   double best = std::numeric_limits<double>::infinity();
   for (size_t end = first_layer; end <= last_layer; ++end) {
@@ -101,8 +110,8 @@ double least_of_all_cuts(const std::vector<double>& costs, size_t first_layer, i
     double cost = first_layer == 1 ? costs.front() : 0;
     for (size_t i = first_layer; i <= end; ++i) cost += costs[i];
     if (is_last) cost += costs.back();
-    const double rest = is_last ? 0 : least_of_all_cuts(costs, end + 1, stages - 1);
-    best = std::min(best, std::max(cost, rest));
+    const double rest = is_last ? 0 : least_of_all_cuts(costs, end + 1, stages - 1, speeds);
+    best = std::min(best, std::max(cost / speeds[speeds.size() - static_cast<size_t>(stages)], rest));
   }
   return best;
 }
@@ -112,7 +121,10 @@ RC_GTEST_PROP(CutByCost, IsTheBestOfAll, ()) {
   const auto stages = *rc::gen::inRange<int64_t>(1, layers + 1);
   const auto whole = *rc::gen::container<std::vector<int>>(static_cast<size_t>(layers) + 2, rc::gen::inRange(0, 20));
   const std::vector<double> costs(whole.begin(), whole.end());
-  const std::vector<int> stage_of = cut_by_cost(costs, stages);
+  const auto are_alike = *rc::gen::arbitrary<bool>();
+  std::vector<double> speeds(static_cast<size_t>(stages), 1);
+  for (double& speed : speeds) speed = are_alike ? 1 : *rc::gen::inRange(1, 5);
+  const std::vector<int> stage_of = cut_by_cost(costs, stages, are_alike ? std::vector<double>{} : speeds);
   RC_ASSERT(stage_of.size() == costs.size());
   std::vector<double> cost(static_cast<size_t>(stages));
   std::vector<int> num_layers(static_cast<size_t>(stages));
@@ -123,7 +135,8 @@ RC_GTEST_PROP(CutByCost, IsTheBestOfAll, ()) {
     if (i > 0 && i + 1 < costs.size()) ++num_layers[stage];
   }
   RC_ASSERT(*std::min_element(num_layers.begin(), num_layers.end()) >= 1);
-  RC_ASSERT(*std::max_element(cost.begin(), cost.end()) == least_of_all_cuts(costs, 1, stages));
+  for (size_t stage = 0; stage < cost.size(); ++stage) cost[stage] /= speeds[stage];
+  RC_ASSERT(*std::max_element(cost.begin(), cost.end()) == least_of_all_cuts(costs, 1, stages, speeds));
 }
 
 }  // namespace

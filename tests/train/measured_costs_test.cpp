@@ -45,13 +45,14 @@ TEST(MeasuredCosts, AreOneForEachBlockAndTheSameOnAllRanks) {
   const Recipe recipe = runs.recipe(ModelKind::gpt2, "run", {"mesh.pp=2", "model.layers=5", "lora.rank=4"});
   ModelConfig config = recipe.model;
   config.vocabulary = 256;
-  std::vector<std::vector<double>> costs(2);
+  std::vector<UnitCosts> costs(2);
   run_thread_ranks(2, [&](const auto& world) {
     const Mesh mesh = Mesh::create(world, {{"pp", 2}});
     costs[static_cast<size_t>(world->rank())] = measured_costs(recipe, config, mesh);
   });
-  EXPECT_EQ(costs[0], costs[1]);
-  EXPECT_EQ(costs[0].size(), 7U);
+  EXPECT_EQ(costs[0].of_units, costs[1].of_units);
+  EXPECT_EQ(costs[0].speeds, costs[1].speeds);
+  EXPECT_EQ(costs[0].of_units.size(), 7U);
 }
 
 }  // namespace

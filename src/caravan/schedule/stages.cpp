@@ -35,7 +35,7 @@ std::vector<double> unit_flops(const ModelConfig& model) {
   return flops;
 }
 
-std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stages) {
+std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stages, const std::vector<double>& speeds) {
   const auto layers = static_cast<int64_t>(unit_costs.size()) - 2;
   if (stages < 1 || layers < stages) {
     throw UsageError({.op = "pipeline",
@@ -43,7 +43,7 @@ std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stag
                       .fact = fmt::format("{} stages for {} layers: each has one at least", stages, layers),
                       .action = fmt::format("use {} or fewer", std::max<int64_t>(layers, 1))});
   }
-  // least[k][n]: the cost of the most expensive of k stages for the first n layers; from[k][n]: how many of these are
+  // least[k][n]: the time of the slowest of k stages for the first n layers; from[k][n]: how many of these are
   // in the first k - 1.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   const auto rows = static_cast<size_t>(stages) + 1;
@@ -52,11 +52,12 @@ std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stag
   std::vector<std::vector<size_t>> from(rows, std::vector<size_t>(columns, 0));
   least[0][0] = 0;
   for (size_t k = 1; k < rows; ++k) {
+    const double speed = speeds.empty() ? 1 : speeds[k - 1];
     for (size_t n = k; n < columns; ++n) {
       double cost = (n + 1 == columns && k + 1 == rows ? unit_costs.back() : 0);
       for (size_t before = n; before-- > k - 1;) {
         cost += unit_costs[before + 1];
-        const double own = cost + (k == 1 ? unit_costs.front() : 0);
+        const double own = (cost + (k == 1 ? unit_costs.front() : 0)) / speed;
         const double most = std::max(least[k - 1][before], own);
         if (most >= least[k][n]) continue;
         least[k][n] = most;
@@ -74,13 +75,19 @@ std::vector<int> cut_by_cost(const std::vector<double>& unit_costs, int64_t stag
 }
 
 std::vector<int> stage_of_units(const PipelineChoice& choice, const ModelConfig& model,
-                                const std::vector<double>& unit_costs) {
+                                const std::vector<double>& unit_costs, const std::vector<double>& speeds) {
   if (const auto misfit = choice.misfit(model, 0)) {
     throw UsageError({.op = "pipeline", .subject = misfit->key, .fact = misfit->fact, .action = misfit->action});
   }
   if (const std::vector<int64_t> layers = choice.layers(); !layers.empty()) return by_hand(layers);
-  const auto stages = static_cast<int64_t>(ranks_of_stages(choice).size());
-  return choice.cut() == "layers" ? by_hand(even_layers(model.layers, stages)) : cut_by_cost(unit_costs, stages);
+  const std::vector<int> ranks = ranks_of_stages(choice);
+  const auto stages = static_cast<int64_t>(ranks.size());
+  if (choice.cut() == "layers") return by_hand(even_layers(model.layers, stages));
+  std::vector<double> of_stages;
+  for (const int rank : ranks) {
+    if (!speeds.empty()) of_stages.push_back(speeds[static_cast<size_t>(rank)]);
+  }
+  return cut_by_cost(unit_costs, stages, of_stages);
 }
 
 }  // namespace caravan

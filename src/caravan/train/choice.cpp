@@ -1,11 +1,9 @@
 #include "caravan/train/choice.h"
 
-#include "caravan/schedule/stages.h"
-
 namespace caravan {
 
 StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, int num_ranks,
-                               const std::vector<double>& unit_costs) {
+                               const UnitCosts& unit_costs) {
   StrategyChoice choice{.data_parallel = recipe.data_parallel,
                         .hook = recipe.hook,
                         .tiling = recipe.tiling,
@@ -24,7 +22,9 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.chunks = recipe.chunks;
   choice.waits_for_norm = recipe.optimizer.clip_norm > 0 || recipe.precision.scales_loss();
   if (recipe.pipeline.is_used()) {
-    choice.stage_of_block = stage_of_units(recipe.pipeline, model, unit_costs.empty() ? unit_flops(model) : unit_costs);
+    const bool has_costs = !unit_costs.of_units.empty();
+    choice.stage_of_block =
+        stage_of_units(recipe.pipeline, model, has_costs ? unit_costs.of_units : unit_flops(model), unit_costs.speeds);
   }
   return choice;
 }

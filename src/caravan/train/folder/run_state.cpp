@@ -50,7 +50,7 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   const ModelConfig config = model_config(recipe, tokenizer);
-  std::vector<double> costs;
+  UnitCosts costs;
   if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, config, mesh);
   trained_ = std::make_unique<TrainedModel>(recipe, config, mesh_, costs);
 }

@@ -48,9 +48,24 @@ std::vector<double> times_of_step(Engine& engine, const at::Tensor& ids) {
   return times;
 }
 
+/// The speeds of the coordinates of the pipeline, whose slowest rank takes so long for a layer; none if they differ by
+/// no more than measurements do.
+std::vector<double> speeds_of_stages(double layer_ms, const Mesh& mesh) {
+  constexpr double kUnlike = 1.2;
+  const MeshAxis& axis = mesh["pp"];
+  std::vector<double> times(static_cast<size_t>(axis.size()), 0);
+  times[static_cast<size_t>(axis.coord())] = layer_ms;
+  const Buffer buffer{times.data(), static_cast<int64_t>(times.size()), Dtype::fp64};
+  mesh.world().all_reduce(buffer, buffer, ReduceOp::max, "speeds of stages");
+  const auto [least, most] = std::ranges::minmax(times);
+  if (most < kUnlike * least) return {};
+  for (double& time : times) time = least / time;
+  return times;
+}
+
 }  // namespace
 
-std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh) {
+UnitCosts measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh) {
   ModelConfig one_layer = model;
   one_layer.layers = 1;
   const std::unique_ptr<Model> small = make_model(one_layer);
@@ -75,11 +90,12 @@ std::vector<double> measured_costs(const Recipe& recipe, const ModelConfig& mode
     std::ranges::nth_element(times, times.begin() + kSteps / 2);
     medians.push_back(times[kSteps / 2]);
   }
+  UnitCosts costs{.speeds = speeds_of_stages(medians[1], mesh)};
   const Buffer buffer{medians.data(), static_cast<int64_t>(medians.size()), Dtype::fp64};
   mesh.world().all_reduce(buffer, buffer, ReduceOp::sum, "costs of layers");
-  std::vector<double> costs{medians.front() / mesh.size()};
-  for (int64_t layer = 0; layer < model.layers; ++layer) costs.push_back(medians[1] / mesh.size());
-  costs.push_back(medians.back() / mesh.size());
+  costs.of_units.push_back(medians.front() / mesh.size());
+  for (int64_t layer = 0; layer < model.layers; ++layer) costs.of_units.push_back(medians[1] / mesh.size());
+  costs.of_units.push_back(medians.back() / mesh.size());
   return costs;
 }
 

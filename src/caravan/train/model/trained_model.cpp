@@ -17,7 +17,7 @@ namespace caravan {
 namespace {
 
 /// Adds to make_strategy's errors about a key of the recipe the place where it was given.
-Strategy strategy_of(const Recipe& recipe, Model& model, Mesh& mesh, const std::vector<double>& unit_costs) {
+Strategy strategy_of(const Recipe& recipe, Model& model, Mesh& mesh, const UnitCosts& unit_costs) {
   try {
     return make_strategy(strategy_choice(recipe, model.config(), mesh.size(), unit_costs), model, mesh);
   } catch (const UsageError& error) {
@@ -30,8 +30,8 @@ Strategy strategy_of(const Recipe& recipe, Model& model, Mesh& mesh, const std::
 
 }  // namespace
 
-TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh,
-                           const std::vector<double>& unit_costs, at::Device device)
+TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh, const UnitCosts& unit_costs,
+                           at::Device device)
     : model(make_model(config)) {
   Strategy strategy = strategy_of(recipe, *model, mesh, unit_costs);
   engine =

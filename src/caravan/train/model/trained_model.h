@@ -13,6 +13,7 @@
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/recipe/recipe.h"
+#include "caravan/schedule/stages.h"
 #include "caravan/step/stepper.h"
 
 namespace caravan {
@@ -21,7 +22,7 @@ namespace caravan {
 struct TrainedModel {
   /// `config` is the recipe's model, with its vocabulary; `unit_costs` as in strategy_choice. `mesh` may get further
   /// axes. Every rank calls it.
-  TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh, const std::vector<double>& unit_costs = {},
+  TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh& mesh, const UnitCosts& unit_costs = {},
                at::Device device = at::kCPU);
 
   std::unique_ptr<Model> model;
