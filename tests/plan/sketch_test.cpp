@@ -44,8 +44,9 @@ TEST(Sketch, AgreesWithEstimates) {
     const auto whole = sketcher.recipe_of(sketch);
     ASSERT_TRUE(whole);
     const Prediction prediction = predictor.estimate(*whole);
-    EXPECT_NEAR(sketch.seconds, prediction.seconds, 0.2 * prediction.seconds);
-    // Stages keep what is gathered for several micro-batches, which an estimate tells the queue.
+    // Stages wait for each other in more ways than a table knows, and keep what is gathered for several micro-batches:
+    // an estimate tells the queue.
+    EXPECT_NEAR(sketch.seconds, prediction.seconds, (sketch.pp > 1 ? 0.35 : 0.1) * prediction.seconds);
     const double tolerance = sketch.pp > 1 ? 0.7 : 0.2;
     EXPECT_NEAR(sketch.bytes, static_cast<double>(prediction.memory.total()),
                 tolerance * static_cast<double>(prediction.memory.total()));

@@ -77,9 +77,9 @@ Predictor::Predictor(const Hardware& hardware, const StepCosts& costs, int num_r
                     hardware.name, "use fewer ranks, or describe more hosts"});
 }
 
-std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe) const {
+std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe, int num_ranks) const {
   const auto numbers = std::make_shared<RecordedNumbers>();
-  const int of_place = num_ranks_ / static_cast<int>(recipe.pipeline.degree);
+  const int of_place = num_ranks / static_cast<int>(recipe.pipeline.degree);
   const bool is_accelerator = !hardware_.device_of(0).is_processor;
   // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(hardware_.hosts.front().devices);
@@ -87,8 +87,10 @@ std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe) const {
   const AcceleratorScope scope(is_accelerator);
   std::vector<Rehearsal> all;
   for (int place = 0; place < recipe.pipeline.degree; ++place) {
-    const int rank = slowest_rank(hardware_, place * of_place, of_place, recipe.precision.compute);
-    all.push_back(rehearse(recipe, vocabulary_, num_ranks_, rank, sharing, numbers));
+    const int rank = num_ranks <= hardware_.num_devices()
+                         ? slowest_rank(hardware_, place * of_place, of_place, recipe.precision.compute)
+                         : place * of_place;
+    all.push_back(rehearse(recipe, vocabulary_, num_ranks, rank, sharing, numbers));
   }
   return all;
 }

@@ -35,9 +35,9 @@ class Predictor {
   Prediction estimate(const Recipe& recipe) const;
 
   /// The rehearsal of a rank of each place of the pipeline, the slowest one.
-  std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const;
-  /// The same for fewer ranks.
-  Predictor of_first(int num_ranks) const { return {hardware_, costs_, num_ranks, vocabulary_}; }
+  std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const { return rehearse_places(recipe, num_ranks_); }
+  /// The same on another number of such ranks, which may be more than there are.
+  std::vector<Rehearsal> rehearse_places(const Recipe& recipe, int num_ranks) const;
 
   /// The least memory of a device, or the recipe's budget if that is less; 0: unknown.
   int64_t room_bytes(const Recipe& recipe) const;

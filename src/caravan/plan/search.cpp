@@ -15,6 +15,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/plan/neighbours.h"
+#include "caravan/plan/refine.h"
 #include "caravan/plan/sketch_queue.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/offload/kinds.h"
@@ -204,51 +205,10 @@ void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& q
   }
 }
 
-/// "shard 2", "sequence true": what is not as it is at first.
-std::vector<std::string> given_keys(const Setting& setting) {
-  std::vector<std::string> all;
-  for (const SettingKey& key : setting.entry().keys) {
-    const RecipeValue& value = setting.value(key.name);
-    if (value != key.initial) all.push_back(fmt::format("{} {}", key.name, to_toml(value)));
-  }
-  return all;
-}
-
 }  // namespace
-
-std::string layout_text(const Recipe& recipe, int num_ranks) {
-  const BatchPlan plan = plan_batch(recipe, num_ranks);
-  std::vector<std::string> parts;
-  const std::string split = split_text(recipe, plan.dp);
-  std::string technique = recipe.data_parallel.name();
-  for (const std::string& key : given_keys(recipe.data_parallel)) technique += " " + key;
-  parts.push_back(split.empty() ? fmt::format("dp {}", plan.dp) : split);
-  if (plan.dp > 1) parts.push_back(technique);
-  if (!recipe.memory.recompute.is_none()) {
-    std::string text = "recompute " + recipe.memory.recompute.name();
-    for (const std::string& key : given_keys(recipe.memory.recompute)) text += " " + key;
-    parts.push_back(text);
-  }
-  for (const char* kind : kOffloadKinds) {
-    if (recipe.offload.text(kind) != "none") parts.push_back(fmt::format("{} on {}", kind, recipe.offload.text(kind)));
-  }
-  for (const Split* kind : {&recipe.tensor_parallel, &recipe.context_parallel, &recipe.expert_parallel}) {
-    if (!kind->is_used()) continue;
-    for (std::string& key : given_keys(kind->kind)) parts.push_back(std::move(key));
-  }
-  if (recipe.tiling.reads("tiles") && recipe.tiling.whole("tiles") > 1) {
-    parts.push_back(fmt::format("{} tiles", recipe.tiling.whole("tiles")));
-  }
-  if (recipe.pipeline.is_used() && recipe.pipeline.chunks() > 1) {
-    parts.push_back(fmt::format("{} stages a rank", recipe.pipeline.chunks()));
-  }
-  parts.push_back(fmt::format("{} x {} sequences", plan.accumulation, plan.micro_batch));
-  return join(parts);
-}
 
 SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options) {
   const int num_ranks = predictor.num_ranks();
-  Search search(predictor, options);
   SearchResult result;
   Recipe start = recipe;
   for (const char* kind : kOffloadKinds) {  // the search offloads what it has to
@@ -261,12 +221,13 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
     start = legal_recipe(start, num_ranks);
     const std::string text = layout_text(start, num_ranks);
     result.own = PlannedLayout{start, text, predictor.predict(start)};
-    if (is_exact(start)) search.add(*result.own);
   } catch (const Error& error) {
     result.own_error = error.what();
   } catch (const c10::Error& error) {
     result.own_error = error.what_without_backtrace();
   }
+  Search search(predictor, options);  // its time begins
+  if (result.own && is_exact(start)) search.add(*result.own);
   const auto room = static_cast<double>(predictor.room_bytes(start));
   Sketcher sketcher(predictor, start);
   SketchQueue queue(sketcher.all(room, search.begin() + share_of(options, kSketching)), room);
@@ -277,6 +238,15 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   const std::vector<PlannedLayout> seeds = search.all();
   for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].recipe));
   result.estimated = search.all();
+  const double best = result.estimated.empty() || !result.estimated.front().prediction.fits()
+                          ? 0
+                          : result.estimated.front().prediction.seconds;
+  for (const Recipe& refined : refined_layouts(sketcher, queue, predictor, best)) {
+    if (!is_exact(refined) || (options.allows && !options.allows(refined))) continue;
+    const auto whole = if_possible([&] { return predictor.predict(refined); });
+    if (whole) result.estimated.push_back({refined, layout_text(refined, num_ranks), *whole});
+  }
+  std::ranges::stable_sort(result.estimated, is_before);
   result.is_complete = search.is_complete() && is_counted;
   const std::clock_t end = search.begin() + share_of(options, kWhole);
   for (PlannedLayout& layout : result.estimated) {
@@ -284,7 +254,8 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
     const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
     if (result.best.size() == (is_useful ? options.most_rows : kLeast)) break;
     if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
-    const auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
+    const bool is_whole = layout.recipe.memory.recompute.reads("modules") || !layout.recipe.pipeline.layers().empty();
+    const auto whole = is_whole ? layout.prediction : if_possible([&] { return predictor.predict(layout.recipe); });
     if (!whole) continue;
     layout.prediction = *whole;  // so that sentences say what rows say
     const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {

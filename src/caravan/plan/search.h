@@ -47,7 +47,7 @@ struct SearchResult {
 /// recomputation and offload to the host; all that the registry has and that computes the gradient of one process.
 /// Sketches (plan/sketch.h) count all degrees, techniques, schedules, micro-batches, with and without recomputation.
 /// The most promising are estimated; from the best of them and the recipe the search goes on to the best neighbour
-/// until none is better.
+/// until none is better. Last, layers of promising layouts are cut and recomputed one by one (refined_layouts).
 SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options = {});
 
 /// Sentences with numbers, each the difference of two layouts of a search.

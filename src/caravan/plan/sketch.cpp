@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "caravan/base/divisors.h"
+#include "caravan/cost/hardware_costs.h"
 #include "caravan/plan/neighbours.h"
 #include "caravan/registry/registry.h"
+#include "caravan/schedule/pipeline_schedule.h"
 
 namespace caravan {
 namespace {
@@ -34,33 +36,10 @@ std::vector<std::string> exact_names(std::string_view family) {
 Sketcher::Sketcher(const Predictor& predictor, const Recipe& recipe)
     : predictor_(predictor), recipe_(recipe), num_ranks_(predictor.num_ranks()) {}
 
-/// Of larger micro-batches by two smaller ones: passes are linear in rows.
 const LayerPart* Sketcher::layer_of(const SplitChoice& choice) {
-  const auto found = layers_.find(choice);
-  if (found != layers_.end()) return found->second ? &*found->second : nullptr;
-  std::optional<LayerPart>& part = layers_[choice];
-  const int64_t least = choice.ep * row_parts(recipe_);
-  if (choice.micro_batch <= 2 * least) {
-    part = rehearse_layer(predictor_, recipe_, choice);
-    return part ? &*part : nullptr;
-  }
-  SplitChoice one = choice, two = choice;
-  one.micro_batch = least;
-  two.micro_batch = 2 * least;
-  const LayerPart* small = layer_of(one);
-  const LayerPart* large = small == nullptr ? nullptr : layer_of(two);
-  if (large == nullptr) return nullptr;
-  const double times = d(choice.micro_batch) / d(least) - 1;
-  const auto extended = [&](double LayerPart::*number) {
-    return small->*number + times * (large->*number - small->*number);
-  };
-  part = LayerPart{.forward = extended(&LayerPart::forward),
-                   .backward = extended(&LayerPart::backward),
-                   .ends = extended(&LayerPart::ends),
-                   .kept = extended(&LayerPart::kept),
-                   .working = extended(&LayerPart::working),
-                   .parameters = small->parameters};
-  return &*part;
+  const auto [found, is_new] = layers_.try_emplace(choice);
+  if (is_new) found->second = rehearse_layer(predictor_, recipe_, choice);
+  return found->second ? &*found->second : nullptr;
 }
 
 const StatePart* Sketcher::states_of(const std::string& technique) {
@@ -125,15 +104,20 @@ double Sketcher::message_seconds(const LayoutSketch& sketch) {
   return found->second;
 }
 
+double Sketcher::share_of_split(const SplitChoice& split) {
+  SplitChoice whole = split;
+  whole.tp = whole.cp = whole.ep = 1;
+  const LayerPart* unsplit = layer_of(whole);
+  const LayerPart* own = layer_of(split);
+  return unsplit == nullptr || own == nullptr ? 1 / d(split.tp) : own->parameters / unsplit->parameters;
+}
+
 bool Sketcher::count(LayoutSketch& sketch) {
   const SplitChoice& split = sketch.split;
   const LayerPart* layer = layer_of(split);
   const StatePart* states = layer == nullptr ? nullptr : states_of(sketch.technique);
   if (states == nullptr) return false;
-  SplitChoice whole = split;
-  whole.tp = whole.cp = whole.ep = 1;
-  const LayerPart* unsplit = layer_of(whole);
-  const double of_split = unsplit == nullptr ? 1 / d(split.tp) : layer->parameters / unsplit->parameters;
+  const double of_split = share_of_split(split);
   const int64_t dp = num_ranks_ / sketch.pp / split.ranks();
   const int64_t micro_batches = recipe_.train.global_batch / dp / split.micro_batch;
   const double layers = std::ceil(d(recipe_.model.layers) / d(sketch.pp));
@@ -213,6 +197,54 @@ std::vector<LayoutSketch> Sketcher::all(double room_bytes, std::clock_t end) {
   return found;
 }
 
+std::optional<UnitProblem> Sketcher::units_of(const LayoutSketch& sketch, double room_bytes) {
+  SplitChoice kept = sketch.split, again = sketch.split;
+  kept.recompute = "none";
+  again.recompute = "full";
+  const LayerPart* const parts[] = {layer_of(kept), layer_of(again)};
+  const StatePart* states = states_of(sketch.technique);
+  if (parts[0] == nullptr || parts[1] == nullptr || states == nullptr) return std::nullopt;
+  const int64_t dp = num_ranks_ / sketch.pp / kept.ranks(), of_place = num_ranks_ / sketch.pp;
+  UnitProblem problem{.micro_batches = recipe_.train.global_batch / dp / kept.micro_batch};
+  std::vector<double> in_flight{1};
+  if (sketch.pp > 1) {
+    PipelineChoice pipeline = recipe_.pipeline;
+    pipeline.degree = sketch.pp;
+    pipeline.schedule = Setting("pipeline", sketch.schedule);
+    if (pipeline.chunks() != 1) return std::nullopt;
+    const int64_t few = std::min(problem.micro_batches, 3 * sketch.pp);
+    in_flight.clear();
+    for (const HeldActivations& held : held_activations(pipeline_order(pipeline, static_cast<int>(few)))) {
+      in_flight.push_back(d(held.activations));
+    }
+    problem.message_seconds = message_seconds(sketch);
+  }
+  const std::string& dtype = recipe_.precision.compute;
+  const auto rate_of = [&](int64_t place) {
+    const Hardware& hardware = predictor_.hardware();
+    const int rank = slowest_rank(hardware, static_cast<int>(place * of_place), static_cast<int>(of_place), dtype);
+    return HardwareCosts::rate_of(hardware.device_of(rank), dtype).flops;
+  };
+  for (int64_t place = 0; place < sketch.pp; ++place) {
+    const double working = std::max(parts[0]->working, parts[1]->working);
+    const double room = room_bytes > 0 ? std::max(1.0, room_bytes - working) : 0;
+    problem.stages.push_back({rate_of(0) / rate_of(place), in_flight[static_cast<size_t>(place)], room});
+  }
+  const double of_split = share_of_split(kept);
+  const double ends_share = sketch.pp > 1 ? 0.5 : 1;
+  std::vector<UnitWay> ways;
+  for (const LayerPart* part : parts) {
+    ways.push_back({part->forward + part->backward, part->kept, of_split * states->bytes.layer.of(d(dp))});
+  }
+  problem.units.assign(static_cast<size_t>(recipe_.model.layers), ways);
+  for (UnitWay& way : problem.units.back()) way.seconds += parts[0]->ends;
+  for (auto* end : {&problem.units.front(), &problem.units.back()}) {
+    for (UnitWay& way : *end) way.state_bytes += ends_share * of_split * states->bytes.ends.of(d(dp));
+    if (sketch.pp == 1) break;  // one rank has both ends
+  }
+  return problem;
+}
+
 std::optional<Recipe> Sketcher::recipe_of(const LayoutSketch& sketch) const {
   const SplitChoice& split = sketch.split;
   const int64_t dp = num_ranks_ / sketch.pp / split.ranks();
@@ -227,6 +259,7 @@ std::optional<Recipe> Sketcher::recipe_of(const LayoutSketch& sketch) const {
     keys.emplace_back("pipeline.schedule", sketch.schedule);
     keys.emplace_back("pipeline.micro_batches", recipe_.train.global_batch / dp / split.micro_batch);
     keys.emplace_back("train.micro_batch", std::string("auto"));
+    if (!recipe_.pipeline.layers().empty()) keys.emplace_back("pipeline.cut", std::string("flops"));  // of other stages
   } else {
     keys.emplace_back("train.micro_batch", split.micro_batch);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "caravan/plan/sketch_parts.h"
+#include "caravan/plan/unit_choice.h"
 
 namespace caravan {
 
@@ -35,10 +36,15 @@ class Sketcher {
   std::vector<LayoutSketch> all(double room_bytes, std::clock_t end);
   /// Whether `all` had to stop.
   bool is_complete() const noexcept { return is_complete_; }
+  /// The layers of a sketch, the first with the embedding and the last with the head, each kept or recomputed (its two
+  /// ways, in this order), on the devices of the stages. Nothing if its ranks have several stages or parts are not legal.
+  std::optional<UnitProblem> units_of(const LayoutSketch& sketch, double room_bytes);
   /// The recipe with the choices of a sketch; nothing if that is not legal.
   std::optional<Recipe> recipe_of(const LayoutSketch& sketch) const;
 
  private:
+  /// What of_layer and of_ends are multiplied by: a split layer has fewer parameters.
+  double share_of_split(const SplitChoice& split);
   const LayerPart* layer_of(const SplitChoice& choice);
   const StatePart* states_of(const std::string& technique);
   const SchedulePart* schedule_part(const LayoutSketch& sketch, int64_t micro_batches, double forward, double send);

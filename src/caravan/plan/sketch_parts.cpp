@@ -26,22 +26,13 @@ constexpr int64_t kFewLayers = 3, kFewUnits = 4;
 
 bool has_part(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-/// The one rank that is rehearsed, and its step on a clock.
-struct OneRank {
-  Rehearsal rehearsal;
-  SimulatedStep step;
-};
-
-/// Nothing if the recipe with these keys is not legal on `ranks` ranks, or cannot be rehearsed.
-std::optional<OneRank> one_rank(const Predictor& predictor, const Recipe& recipe, const Keys& keys, int64_t ranks) {
+/// The first of `ranks` ranks. Nothing if the recipe with these keys is not legal there, or cannot be rehearsed.
+std::optional<Rehearsal> first_of_ranks(const Predictor& predictor, const Recipe& recipe, const Keys& keys,
+                                        int64_t ranks) {
   const auto legal = changed_recipe(recipe, keys, static_cast<int>(ranks));
   if (!legal) return std::nullopt;
   try {
-    const Predictor few = predictor.of_first(static_cast<int>(ranks));
-    OneRank one{.rehearsal = std::move(few.rehearse_places(*legal).front()), .step = {}};
-    const RankTimeline timeline{0, &one.rehearsal.timeline, &one.rehearsal.ranks_of_axis};
-    one.step = simulate({&timeline, 1}, predictor.costs(), /*keep_spans=*/true);
-    return one;
+    return std::move(predictor.rehearse_places(*legal, static_cast<int>(ranks)).front());
   } catch (const Error&) {
     return std::nullopt;
   } catch (const c10::Error&) {
@@ -50,13 +41,12 @@ std::optional<OneRank> one_rank(const Predictor& predictor, const Recipe& recipe
 }
 
 /// Seconds of the spans whose event `is_in` takes. A wait belongs to the event before it.
-double seconds_in(const SimulatedStep& step, const std::function<bool(const std::string& event)>& is_in,
-                  bool with_waits = true) {
+double seconds_in(const SimulatedStep& step, const std::function<bool(const std::string& event)>& is_in) {
   double seconds = 0;
   bool counts = false;
   for (const SimulatedStep::Span& span : step.spans) {
     if (span.row == "compute") counts = is_in(span.what);
-    if (counts && (span.row == "compute" || (with_waits && span.row == "wait"))) seconds += span.end - span.begin;
+    if (counts && (span.row == "compute" || span.row == "wait")) seconds += span.end - span.begin;
   }
   return seconds;
 }
@@ -116,9 +106,15 @@ double bytes_of_states(const Rehearsal& one) {
   return static_cast<double>(most);
 }
 
-double update_seconds(const SimulatedStep& step) {
-  return seconds_in(
-      step, [](const std::string& event) { return event.starts_with("optimizer"); }, /*with_waits=*/false);
+/// Of the optimizer's kernels.
+double update_seconds(const StepTimeline& timeline, const StepCosts& costs) {
+  double seconds = 0;
+  for (const StepTimeline::Moment& moment : timeline.moments) {
+    const bool is_update = timeline.events[static_cast<size_t>(moment.event)].starts_with("optimizer");
+    if (moment.kind != StepTimeline::Moment::Kind::kernel || !is_update) continue;
+    seconds += costs.seconds(timeline.kernels[static_cast<size_t>(moment.index)], 0);
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -133,25 +129,26 @@ std::optional<LayerPart> rehearse_layer(const Predictor& predictor, const Recipe
                  {"data_parallel.hook", first_of("hook").name},
                  {"memory.recompute", choice.recompute}};
   keys.insert(keys.end(), own.begin(), own.end());
-  const auto one = one_rank(predictor, recipe, keys, choice.ranks());
+  const auto one = first_of_ranks(predictor, recipe, keys, choice.ranks());
   if (!one) return std::nullopt;
+  const RankTimeline timeline{one->rank, &one->timeline, &one->ranks_of_axis};
+  const SimulatedStep step = simulate({&timeline, 1}, predictor.costs(), /*keep_spans=*/true);
   const std::string middle = "blocks.1 ";
   LayerPart part;
   part.forward = seconds_in(
-      one->step, [&](const std::string& event) { return event.starts_with("forward") && has_part(event, middle); });
+      step, [&](const std::string& event) { return event.starts_with("forward") && has_part(event, middle); });
   part.backward = seconds_in(
-      one->step, [&](const std::string& event) { return !event.starts_with("forward") && has_part(event, middle); });
-  part.ends = seconds_in(one->step, [&](const std::string& event) {
-    return has_part(event, "of micro-batch") && !has_part(event, "blocks.");
-  });
+      step, [&](const std::string& event) { return !event.starts_with("forward") && has_part(event, middle); });
+  part.ends = seconds_in(
+      step, [&](const std::string& event) { return has_part(event, "of micro-batch") && !has_part(event, "blocks."); });
   MemoryBytes before{}, after{};
-  for (const RehearsedEvent& event : one->rehearsal.events) {
+  for (const RehearsedEvent& event : one->events) {
     if (event.what.starts_with("forward blocks.0 ")) before = event.after;
     if (event.what.starts_with("forward blocks.1 ")) after = event.after;
   }
   part.kept = std::max<double>(0, static_cast<double>(after[MemoryKind::other] - before[MemoryKind::other]));
-  part.parameters = static_cast<double>(one->rehearsal.between_steps[MemoryKind::parameters]);
-  const auto peak = static_cast<double>(one->rehearsal.peak[MemoryKind::other]);
+  part.parameters = static_cast<double>(one->between_steps[MemoryKind::parameters]);
+  const auto peak = static_cast<double>(one->peak[MemoryKind::other]);
   part.working = std::max(0.0, peak - static_cast<double>(kFewLayers) * part.kept);
   return part;
 }
@@ -173,9 +170,9 @@ std::optional<StatePart> rehearse_states(const Predictor& predictor, const Recip
     keys.insert(keys.end(), own.begin(), own.end());
     Recipe small = recipe;
     small.model.context = std::min<int64_t>(small.model.context, 64);  // the size of activations does not matter
-    const auto one = one_rank(predictor, small, keys, ranks);
+    const auto one = first_of_ranks(predictor, small, keys, ranks);
     if (!one) return std::nullopt;
-    return Numbers{sent_in(one->rehearsal.timeline), bytes_of_states(one->rehearsal), update_seconds(one->step)};
+    return Numbers{sent_in(one->timeline), bytes_of_states(*one), update_seconds(one->timeline, predictor.costs())};
   };
   const auto few_two = numbers(2, kFewUnits), more_two = numbers(2, kFewUnits + 1);
   const auto few_four = numbers(4, kFewUnits), more_four = numbers(4, kFewUnits + 1);

@@ -40,6 +40,7 @@ class SketchQueue {
   double seconds(const LayoutSketch& sketch) const;
   double bytes(const LayoutSketch& sketch) const;
   bool fits(const LayoutSketch& sketch) const;
+  double room_bytes() const noexcept { return room_bytes_; }
   const std::vector<LayoutSketch>& sketches() const noexcept { return sketches_; }
 
  private:
