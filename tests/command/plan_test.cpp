@@ -97,8 +97,9 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
                                 HasSubstr("goodput   "), HasSubstr("assumed: mtbf 50700 h a device"),
                                 HasSubstr("price     6.00 an hour"), HasSubstr("budget    2.00 T tokens: ")));
   const auto [step, low, high] = numbers<3>(result.out, R"(best +([0-9.]+) ms \(([0-9.]+) to ([0-9.]+) ms\) a step)");
-  EXPECT_NEAR(step / low, 1.12, 0.01);
-  EXPECT_NEAR(step / high, 0.88, 0.01);
+  // Printed with few digits.
+  EXPECT_NEAR(step / low, 1.12, 0.03);
+  EXPECT_NEAR(step / high, 0.88, 0.03);
   // What the budget costs is what so many steps of 4 devices cost, and more for failures.
   const auto [share] = numbers<1>(result.out, R"(goodput +([0-9.]+) %)");
   const auto [cost] = numbers<1>(result.out, R"(which cost ([0-9]+))");

@@ -1,6 +1,7 @@
 #include "caravan/cost/simulate.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -31,9 +32,9 @@ struct Meeting {
 /// Equal on the ranks that meet.
 struct MeetingKey {
   std::string axis;
-  std::string what;  ///< of messages
-  std::vector<int> ranks;
-  int number;  ///< among those that are equal otherwise
+  std::string what;          ///< of messages
+  std::array<int, 3> ranks;  ///< first, last and number: groups of an axis that differ do so in these
+  int number;                ///< among those that are equal otherwise
   auto operator<=>(const MeetingKey&) const = default;
 };
 
@@ -76,7 +77,8 @@ class Actor {
   std::vector<SimulatedStep::Span> spans() { return std::move(spans_); }
 
  private:
-  std::vector<int> ranks_of(const Call& call) const {
+  /// `pair` holds them for a message.
+  const std::vector<int>& ranks_of(const Call& call, std::vector<int>& pair) const {
     const auto found = of_.ranks_of_axis->find(call.axis);
     if (found == of_.ranks_of_axis->end()) {
       throw InternalError(
@@ -84,7 +86,8 @@ class Actor {
     }
     if (!is_message(call)) return found->second;
     const int peer = found->second[static_cast<size_t>(call.peer)];
-    return {std::min(peer, of_.rank), std::max(peer, of_.rank)};
+    pair = {std::min(peer, of_.rank), std::max(peer, of_.rank)};
+    return pair;
   }
 
   /// Calls of one channel follow each other; messages have one for each peer and direction.
@@ -150,15 +153,17 @@ class Actor {
 void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated) {
   const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
   host_ += costs_.launch_seconds(call, of_.rank);
-  const std::vector<int> ranks = ranks_of(call);
+  std::vector<int> pair;
+  const std::vector<int>& ranks = ranks_of(call, pair);
   // Messages pair up by their labels, collectives by their order.
   const std::string label = is_message(call) ? call.what : "";
   const int number = numbers_[{call.axis, fmt::format("{} {}", label, call.peer)}]++;
-  Meeting& meeting = meetings[{call.axis, label, ranks, number}];
+  const std::array<int, 3> key{ranks.front(), ranks.back(), static_cast<int>(ranks.size())};
+  Meeting& meeting = meetings[{call.axis, label, key, number}];
   meetings_[static_cast<size_t>(moment.index)] = &meeting;
   if (meeting.begun++ == 0) {
     meeting.expected = static_cast<size_t>(
-        std::ranges::count_if(ranks, [&](int rank) { return std::ranges::find(simulated, rank) != simulated.end(); }));
+        std::ranges::count_if(simulated, [&](int rank) { return std::ranges::binary_search(ranks, rank); }));
   }
   if (meeting.expected < 2) return begin_alone(meeting, moment, ranks);
   if (call.verb == Verb::recv) return;  // it is there when its sender says so

@@ -37,15 +37,16 @@ std::string loss_text(const Prediction& slow, const Prediction& fast) {
 }
 
 /// What the best layout gains from having a feature, or from not having it.
-std::string sentence_of(const std::string& feature, const ComparedLayout& best, const ComparedLayout& other) {
-  const std::string with = (best.features.contains(feature) ? "without " : "with ") + feature;
+/// `with`: "with pipeline stages", "without zero3": what the other layout is the best with.
+std::string sentence_of(const std::vector<std::string>& with, const ComparedLayout& best, const ComparedLayout& other) {
   const Prediction& one = other.prediction;
+  const std::string features = join(with, ", and ");
   if (!one.fits()) {
-    return fmt::format("none that was estimated {} fits: the least needs {} of {} ({})", with,
+    return fmt::format("none that was estimated {} fits: the least needs {} of {} ({})", features,
                        format_bytes(one.memory.total()), format_bytes(one.room_bytes), other.text);
   }
   return fmt::format("{} against {} for the best that was estimated {} ({}){}", seconds_text(best.prediction.seconds),
-                     seconds_text(one.seconds), with, other.text, loss_text(one, best.prediction));
+                     seconds_text(one.seconds), features, other.text, loss_text(one, best.prediction));
 }
 
 /// How much is missing where nothing fits.
@@ -74,17 +75,22 @@ std::vector<std::string> sentences_of(const std::vector<ComparedLayout>& best,
                                       const std::vector<std::string>& features, int num_ranks) {
   const Prediction& least = best.front().prediction;
   if (!least.fits()) return misfit_sentences(best, estimated.size(), num_ranks);
-  std::vector<std::string> sentences;
+  // A layout that is the best in several ways has one sentence.
+  std::vector<std::pair<const ComparedLayout*, std::vector<std::string>>> others;
   for (const std::string& feature : features) {
     const bool has = best.front().features.contains(feature);
     const auto other = std::ranges::find_if(
         estimated, [&](const ComparedLayout& one) { return one.features.contains(feature) != has; });
     if (other == estimated.end()) continue;
     const double more = other->prediction.seconds / least.seconds - 1;
-    if (!other->prediction.fits() || more > kWorthSaying) {
-      sentences.push_back(sentence_of(feature, best.front(), *other));
-    }
+    if (other->prediction.fits() && more <= kWorthSaying) continue;
+    const auto known = std::ranges::find_if(others, [&](const auto& one) { return one.first->text == other->text; });
+    std::vector<std::string>& with =
+        known == others.end() ? others.emplace_back(&*other, std::vector<std::string>{}).second : known->second;
+    with.push_back((has ? "without " : "with ") + feature);
   }
+  std::vector<std::string> sentences;
+  for (const auto& [other, with] : others) sentences.push_back(sentence_of(with, best.front(), *other));
   return sentences;
 }
 

@@ -17,7 +17,7 @@ SketchQueue::SketchQueue(std::vector<LayoutSketch> sketches, double room_bytes)
     : sketches_(std::move(sketches)), room_bytes_(room_bytes), is_taken_(sketches_.size(), false) {}
 
 double SketchQueue::seconds(const LayoutSketch& sketch) const {
-  return sketch.seconds * factor_of(seconds_, sketch.schedule);
+  return sketch.seconds * factor_of(seconds_, {sketch.schedule, sketch.split.cp > 1});
 }
 
 double SketchQueue::bytes(const LayoutSketch& sketch) const {
@@ -32,7 +32,7 @@ std::pair<bool, double> SketchQueue::rank_of(size_t i) const {
 }
 
 void SketchQueue::learn(const LayoutSketch& sketch, const Prediction& estimate) {
-  seconds_[sketch.schedule] = estimate.seconds / sketch.seconds;
+  seconds_[{sketch.schedule, sketch.split.cp > 1}] = estimate.seconds / sketch.seconds;
   bytes_[{sketch.technique, sketch.schedule}] = static_cast<double>(estimate.memory.total()) / sketch.bytes;
 }
 

@@ -12,7 +12,7 @@
 namespace caravan {
 
 /// Sketches in the order in which they deserve estimates. What an estimate shows corrects other sketches: their times
-/// with the same schedule, their memory with the same technique and schedule. A kind of layout that sketches flatter
+/// with the same schedule and sequences whole or split, their memory with the same technique and schedule. A kind of layout that sketches flatter
 /// then costs few estimates.
 class SketchQueue {
  public:
@@ -49,8 +49,8 @@ class SketchQueue {
 
   std::vector<LayoutSketch> sketches_;
   double room_bytes_;
-  /// Numbers of estimates in times of sketches, by schedule, and by technique and schedule.
-  std::map<std::string, double> seconds_{};
+  /// Numbers of estimates in times of sketches.
+  std::map<std::pair<std::string, bool>, double> seconds_{};
   std::map<std::pair<std::string, std::string>, double> bytes_{};
   std::vector<bool> is_taken_;
 };
