@@ -81,7 +81,7 @@ def number(text):
 def measure(caravan, hardware, keys, ranks, steps, folder):
     sets = [word for key in keys for word in ("--set", key)]
     plan = run([caravan, "plan", "--hardware", hardware, "--ranks", str(ranks), "--seconds", "0.001", *sets])
-    found = re.search(r"^recipe +.*: ([0-9.]+ m?s) a step, ", plan.stdout, re.M)
+    found = re.search(r"^recipe +.*: ([0-9.]+ m?s) (?:\([^)]*\) )?a step, ", plan.stdout, re.M)
     if not found:
         return None, (plan.stderr or plan.stdout).strip().splitlines()[-1]
     trained = run([caravan, "train", "--ranks", str(ranks), *sets, "--set", f"checkpoint.dir={folder}",
