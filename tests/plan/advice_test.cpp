@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/plan/hardware_advice.h"
+#include "caravan/plan/plan_text.h"
 #include "tests/plan/place.h"
 
 namespace caravan::testing::advice_test {

@@ -10,6 +10,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/registry/compose.h"
+#include "tests/mesh/refusal.h"
 #include "tests/needs.h"
 
 namespace caravan::testing::registry_test {
@@ -19,15 +20,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Registry, EveryEntryIsComplete) {
   std::set<std::string> bodies;
@@ -71,20 +63,20 @@ TEST(Setting, IsCheckedAtConstruction) {
   EXPECT_EQ(setting.text("share"), "auto") << "not given";
   EXPECT_EQ(setting, Setting("data_parallel", "zero3", {{"units", "blocks.*.mlp"}, {"prefetch", 2}}));
   EXPECT_NE(setting, Setting("data_parallel", "zero3"));
-  EXPECT_THAT(error_of([] { Setting("data_parallel", "zero33"); }), HasSubstr("the nearest is 'zero3'"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(refusal<UsageError>([] { Setting("data_parallel", "zero33"); }), HasSubstr("the nearest is 'zero3'"));
+  EXPECT_THAT(refusal<UsageError>([] {
                 Setting("data_parallel", "zero3", {{"prefetc", 1}});
               }),
               AllOf(HasSubstr("data_parallel.prefetc"), HasSubstr("the nearest is prefetch")));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(refusal<UsageError>([] {
                 Setting("data_parallel", "ddp", {{"prefetch", 1}});
               }),
               HasSubstr("is used with data_parallel.technique = \"zero1\""));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(refusal<UsageError>([] {
                 Setting("data_parallel", "param_server", {{"mode", "async"}, {"prefetch", 2}});
               }),
               HasSubstr("is used with data_parallel.mode = \"sync\" only"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(refusal<UsageError>([] {
                 Setting("data_parallel", "zero3", {{"prefetch", "one"}});
               }),
               HasSubstr("\"one\" is not a whole number"));

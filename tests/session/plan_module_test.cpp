@@ -21,6 +21,7 @@
 #include "caravan/optim/optimizer.h"
 #include "caravan/plan/predict_rehearsed.h"
 #include "caravan/session/plan_search.h"
+#include "tests/mesh/refusal.h"
 #include "tests/needs.h"
 
 namespace caravan::testing::plan_module_test {
@@ -62,15 +63,6 @@ StepData batch_of(int64_t rows = kRows, int64_t width = kWidth) {
 
 MakeOptimizer adamw() {
   return [](FlatState& state) { return std::make_unique<AdamW>(state); };
-}
-
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// The whole rehearsals of a layout, without anything of the search.
@@ -272,7 +264,7 @@ TEST(PlanModule, WhatCannotBePlannedIsSaid) {
     return data;
   };
   const auto refused = [&](const StepData& data, const PlanOptions& of) {
-    return error_of([&] { plan(net, data, of); });
+    return refusal<UsageError>([&] { plan(net, data, of); });
   };
   EXPECT_THAT(
       refused(with_loss([](const at::Tensor& out, const at::Tensor&) { return out.index({out > 0}).sum(); }), options),
@@ -285,7 +277,7 @@ TEST(PlanModule, WhatCannotBePlannedIsSaid) {
   EXPECT_THAT(refused(with_loss([](const at::Tensor& out, const at::Tensor&) { return out; }), options),
               HasSubstr("return one number"));
   EXPECT_THAT(refused(with_loss({}), options), HasSubstr("loss: is no function"));
-  EXPECT_THAT(error_of([&] { plan(torch::nn::Linear(kWidth, kWidth), batch_of(7), options); }),
+  EXPECT_THAT(refusal<UsageError>([&] { plan(torch::nn::Linear(kWidth, kWidth), batch_of(7), options); }),
               AllOf(HasSubstr("7 rows cannot be dealt evenly to 2 ranks"), HasSubstr("6 or 8")));
   EXPECT_THAT(refused(batch_of(), {}), AllOf(HasSubstr("hardware: is not given"), HasSubstr("rtx-4090")));
   EXPECT_THAT(refused(batch_of(), {.hardware = options.hardware, .ranks = 3}), HasSubstr("3 do not fit 2 devices"));
@@ -295,7 +287,7 @@ TEST(PlanModule, WhatCannotBePlannedIsSaid) {
   ModelConfig config;
   config.vocabulary = 16;
   Model model(config);
-  EXPECT_THAT(error_of([&] { plan(model, batch_of(), options); }), HasSubstr("caravan plan"));
+  EXPECT_THAT(refusal<UsageError>([&] { plan(model, batch_of(), options); }), HasSubstr("caravan plan"));
 }
 
 TEST(PlanModule, CodeIsWhatMakesTheTechnique) {

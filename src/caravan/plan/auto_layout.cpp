@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/text.h"
@@ -16,6 +15,7 @@
 #include "caravan/cost/hardware_costs.h"
 #include "caravan/cost/measured_job.h"
 #include "caravan/plan/neighbours.h"
+#include "caravan/plan/plan_text.h"
 #include "caravan/plan/search.h"
 #include "caravan/recipe/layout.h"
 #include "caravan/recipe/recipe_key.h"
@@ -121,15 +121,7 @@ void refuse_other_gradients(const Recipe& recipe) {
 /// Before anything is measured: whether a search has anywhere to start from. Throws what is wrong with the recipe as it
 /// is if not.
 void require_a_layout(const Recipe& recipe, int num_ranks) {
-  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
-    for (const int64_t tp : divisors(num_ranks / pp, 1, num_ranks)) {
-      const int64_t others = ranks_per_replica(recipe) / recipe.tensor_parallel.degree / recipe.pipeline.degree;
-      const int64_t replica = others * tp * pp;
-      if (num_ranks % replica != 0) continue;
-      if (changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", num_ranks / replica}}, num_ranks))
-        return;
-    }
-  }
+  if (has_legal_degrees(recipe, num_ranks)) return;
   ErrorText text{"train", "--auto", fmt::format("no layout of {} ranks is legal", num_ranks), "",
                  "use another number of ranks"};
   try {
@@ -151,10 +143,6 @@ MeasureLimits limits_of(const Recipe& recipe, double seconds) {
 std::string age_text(double seconds) {
   if (seconds < 90) return fmt::format("{:.0f} s", seconds);
   return seconds < 5400 ? fmt::format("{:.0f} min", seconds / 60) : fmt::format("{:.0f} h", seconds / 3600);
-}
-
-std::string duration_text(double seconds) {
-  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
 [[noreturn]] void refuse_result(const SearchResult& result, int num_ranks) {
@@ -192,11 +180,11 @@ PlanRecord search(const Recipe& recipe, const Hardware& hardware, int num_ranks,
                     .reasons = advice_of(result, num_ranks),
                     .hardware = hardware.source};
   const std::string room = best.prediction.room_bytes > 0 ? " of " + format_bytes(best.prediction.room_bytes) : "";
-  options.say(fmt::format("plan      {}: {} a step, {}{}", best.text, duration_text(record.step_seconds),
+  options.say(fmt::format("plan      {}: {} a step, {}{}", best.text, short_seconds(record.step_seconds),
                           format_bytes(record.memory_bytes), room));
   if (result.own && result.own->text != best.text) {
     options.say(fmt::format("          the recipe as it is: {}: {}{}", result.own->text,
-                            duration_text(result.own->prediction.seconds),
+                            short_seconds(result.own->prediction.seconds),
                             result.own->prediction.fits() ? "" : ", and it does not fit"));
   }
   for (size_t i = 0; i < std::min(kReasonsToShow, record.reasons.size()); ++i) {

@@ -5,14 +5,14 @@
 #include <set>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/cost/hardware_costs.h"
 #include "caravan/plan/hardware_advice.h"
+#include "caravan/plan/if_possible.h"
 #include "caravan/plan/neighbours.h"
+#include "caravan/plan/plan_text.h"
 
 namespace caravan {
 namespace {
@@ -74,13 +74,9 @@ std::optional<PlannedLayout> fastest_on(const Part& part, const SearchResult& re
     const auto recipe = on_fewer(layout.recipe, num_ranks);
     if (!recipe) continue;
     ++estimated;
-    try {
-      const Prediction one = some.estimate(*recipe);
-      if (one.fits() && (!fastest || one.seconds < fastest->prediction.seconds)) {
-        fastest = PlannedLayout{*recipe, layout_text(*recipe, num_ranks), one};
-      }
-    } catch (const Error&) {  // impossible on these ranks, as in a search
-    } catch (const c10::Error&) {
+    const auto one = if_possible([&] { return some.estimate(*recipe); });
+    if (one && one->fits() && (!fastest || one->seconds < fastest->prediction.seconds)) {
+      fastest = PlannedLayout{*recipe, layout_text(*recipe, num_ranks), *one};
     }
   }
   return fastest;

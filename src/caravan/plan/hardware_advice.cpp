@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "caravan/base/divisors.h"
 #include "caravan/base/text.h"
 #include "caravan/plan/neighbours.h"
 
@@ -12,19 +11,6 @@ namespace caravan {
 namespace {
 
 constexpr int kMostTried = 256;
-
-/// Whether some degrees of tensor parallelism and of stages are legal.
-bool is_legal(const Recipe& recipe, int num_ranks) {
-  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
-    for (const int64_t tp : divisors(num_ranks / pp, 1, num_ranks)) {
-      const int64_t others = ranks_per_replica(recipe) / recipe.tensor_parallel.degree / recipe.pipeline.degree;
-      if (num_ranks % (others * tp * pp) != 0) continue;
-      const int64_t dp = num_ranks / (others * tp * pp);
-      if (changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", dp}}, num_ranks)) return true;
-    }
-  }
-  return false;
-}
 
 /// The nearest numbers to `from`, below and above, that are legal.
 template <class IsLegal>
@@ -43,22 +29,18 @@ std::vector<int64_t> nearest_legal(int64_t from, const IsLegal& is_legal) {
 }  // namespace
 
 std::string legal_advice(const Recipe& recipe, int num_ranks) {
-  if (is_legal(recipe, num_ranks)) return "";
+  if (has_legal_degrees(recipe, num_ranks)) return "";
   const std::vector<int64_t> ranks =
-      nearest_legal(num_ranks, [&](int64_t other) { return is_legal(recipe, static_cast<int>(other)); });
+      nearest_legal(num_ranks, [&](int64_t other) { return has_legal_degrees(recipe, static_cast<int>(other)); });
   const std::vector<int64_t> batches = nearest_legal(recipe.train.global_batch, [&](int64_t other) {
     Recipe changed = recipe;
     changed.train.global_batch = other;
-    return is_legal(changed, num_ranks);
+    return has_legal_degrees(changed, num_ranks);
   });
   std::vector<std::string> choices;
   if (!ranks.empty()) choices.push_back(fmt::format("use {} ranks", join(ranks, " or ")));
   if (!batches.empty()) choices.push_back(fmt::format("use train.global_batch = {}", join(batches, " or ")));
   return choices.empty() ? "" : "the nearest that are legal: " + join(choices, ", or ");
-}
-
-std::string short_seconds(double seconds) {
-  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
 std::vector<std::string> hardware_advice(const Recipe& recipe, const SearchResult& result, const Predictor& predictor) {

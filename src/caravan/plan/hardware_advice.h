@@ -26,7 +26,4 @@ std::string device_advice(const SearchResult& result, const Predictor& predictor
 /// train.global_batch for which some are.
 std::string legal_advice(const Recipe& recipe, int num_ranks);
 
-/// "46.3 ms", "3.25 s"
-std::string short_seconds(double seconds);
-
 }  // namespace caravan

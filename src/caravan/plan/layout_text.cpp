@@ -7,7 +7,7 @@
 
 #include "caravan/base/text.h"
 #include "caravan/plan/search.h"
-#include "caravan/registry/registry.h"
+#include "caravan/registry/changed_keys.h"
 #include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
@@ -16,13 +16,10 @@ namespace {
 /// "shard 2", "sequence true": what is not as it is at first.
 std::vector<std::string> given_keys(const Setting& setting) {
   std::vector<std::string> all;
-  for (const SettingKey& key : setting.entry().keys) {
-    const RecipeValue& value = setting.value(key.name);
-    if (value == key.initial) continue;
+  for (const auto& [key, value] : changed_keys(setting)) {
     const auto* names = std::get_if<std::vector<std::string>>(&value);
     const bool is_long = names != nullptr && names->size() > 2;
-    all.push_back(is_long ? fmt::format("of {} {}", names->size(), key.name)
-                          : fmt::format("{} {}", key.name, to_toml(value)));
+    all.push_back(is_long ? fmt::format("of {} {}", names->size(), key) : fmt::format("{} {}", key, to_toml(value)));
   }
   return all;
 }

@@ -2,14 +2,12 @@
 #include <optional>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
 #include "caravan/base/text.h"
-#include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/plan/hardware_advice.h"
-#include "caravan/train/model/rehearse.h"
+#include "caravan/plan/if_possible.h"
+#include "caravan/plan/plan_text.h"
 
 namespace caravan {
 namespace {
@@ -68,14 +66,8 @@ double call_seconds(const Rehearsal& rank, const StepTimeline& timeline, const s
 /// Of a rank in the middle of the pipeline.
 BetweenHosts sent_between_hosts(const Recipe& recipe, const Predictor& predictor) {
   const Hardware& hardware = predictor.hardware();
-  const int num_ranks = predictor.num_ranks();
   const auto stages = static_cast<int>(recipe.pipeline.degree);
-  const bool is_accelerator = !hardware.device_of(0).is_processor;
-  const int sharing =
-      is_accelerator ? 0 : ranks_sharing_memory(recipe, static_cast<int>(hardware.hosts.front().devices));
-  const AcceleratorScope scope(is_accelerator);
-  const Rehearsal rank =
-      rehearse(recipe, predictor.vocabulary(), num_ranks, stages / 2 * (num_ranks / stages), sharing);
+  const Rehearsal rank = predictor.rehearse_rank(recipe, stages / 2 * (predictor.num_ranks() / stages));
   BetweenHosts sent;
   for (const auto& [axis, ranks] : rank.ranks_of_axis) {
     if (axis == "world" || !is_between_hosts(hardware, ranks) || rank.bytes_sent(axis) == 0) continue;
@@ -98,17 +90,6 @@ BetweenHosts sent_between_hosts(const Recipe& recipe, const Predictor& predictor
   }
   sent.seconds /= rank.num_steps;
   return sent;
-}
-
-/// Nothing if the layout cannot be rehearsed whole: a search estimates such ones too.
-std::optional<BetweenHosts> sent_if_possible(const Recipe& recipe, const Predictor& predictor) {
-  try {
-    return sent_between_hosts(recipe, predictor);
-  } catch (const Error&) {
-    return std::nullopt;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
 }
 
 /// Whether a layout waits for axes that have copies or parts of parameters or layers.
@@ -139,9 +120,10 @@ std::string link_advice(const SearchResult& result, const Predictor& predictor) 
   if (result.own) consider(*result.own);
   std::ranges::for_each(result.estimated, consider);
   for (size_t i = 0; i < std::min(kMostRehearsed, others.size()); ++i) {
-    const auto sent = sent_if_possible(others[i]->recipe, predictor);
+    // A search estimates layouts that cannot be rehearsed whole too.
+    const auto sent = if_possible([&] { return sent_between_hosts(others[i]->recipe, predictor); });
     if (!sent || sent->seconds < kWaits * others[i]->prediction.seconds) continue;
-    const auto least = sent_if_possible(best.recipe, predictor);
+    const auto least = if_possible([&] { return sent_between_hosts(best.recipe, predictor); });
     if (!least || least->seconds >= sent->seconds) continue;
     std::string advice;
     if (sent->gathers && !least->gathers) advice = ": do not shard parameters between hosts";

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/recipe/recipe_key.h"
@@ -122,6 +123,22 @@ std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std
     return std::nullopt;
   }
 }
+
+bool has_legal_degrees(const Recipe& recipe, int num_ranks) {
+  const int64_t others = ranks_per_replica(recipe) / recipe.tensor_parallel.degree / recipe.pipeline.degree;
+  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
+    for (const int64_t tp : divisors(num_ranks / pp, 1, num_ranks)) {
+      const int64_t replica = others * tp * pp;
+      if (num_ranks % replica != 0) continue;
+      if (changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", num_ranks / replica}}, num_ranks)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool is_exact(const Setting& setting) { return setting.has(Trait::whole_gradient) && setting.has(Trait::rehearses); }
 
 std::vector<Neighbour> neighbours(const Recipe& recipe, int num_ranks, bool is_auto) {
   std::vector<Neighbour> found;

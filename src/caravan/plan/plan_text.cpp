@@ -33,6 +33,10 @@ std::string step_seconds_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.1f} ms", 1e3 * seconds) : fmt::format("{:.3f} s", seconds);
 }
 
+std::string short_seconds(double seconds) {
+  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
+}
+
 std::string fit_text(const Prediction& one) {
   const std::string memory = format_bytes(one.memory.total());
   if (one.room_bytes <= 0) return memory;

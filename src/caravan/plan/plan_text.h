@@ -10,6 +10,8 @@ namespace caravan {
 
 /// "212.0 ms", "8.264 s".
 std::string step_seconds_text(double seconds);
+/// The same for a sentence: "46.3 ms", "3.25 s".
+std::string short_seconds(double seconds);
 /// "14.9 GiB of 23.0 GiB, 168 GiB of the host", or what does not fit.
 std::string fit_text(const Prediction& prediction);
 /// Devices and links of a plan, a line each.

@@ -77,20 +77,29 @@ Predictor::Predictor(const Hardware& hardware, const StepCosts& costs, int num_r
                     hardware.name, "use fewer ranks, or describe more hosts"});
 }
 
-std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe, int num_ranks) const {
-  const auto numbers = std::make_shared<RecordedNumbers>();
-  const int of_place = num_ranks / static_cast<int>(recipe.pipeline.degree);
+Rehearsal Predictor::rehearse_rank(const Recipe& recipe, int rank, int num_ranks,
+                                   const std::shared_ptr<RecordedNumbers>& numbers) const {
   const bool is_accelerator = !hardware_.device_of(0).is_processor;
   // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(hardware_.hosts.front().devices);
   const int sharing = is_accelerator ? 0 : ranks_sharing_memory(recipe, per_host);
   const AcceleratorScope scope(is_accelerator);
+  return rehearse(recipe, vocabulary_, num_ranks, rank, sharing, numbers);
+}
+
+Rehearsal Predictor::rehearse_rank(const Recipe& recipe, int rank) const {
+  return rehearse_rank(recipe, rank, num_ranks_, std::make_shared<RecordedNumbers>());
+}
+
+std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe, int num_ranks) const {
+  const auto numbers = std::make_shared<RecordedNumbers>();
+  const int of_place = num_ranks / static_cast<int>(recipe.pipeline.degree);
   std::vector<Rehearsal> all;
   for (int place = 0; place < recipe.pipeline.degree; ++place) {
-    const int rank = num_ranks <= hardware_.num_devices()
-                         ? slowest_rank(hardware_, place * of_place, of_place, recipe.precision.compute)
-                         : place * of_place;
-    all.push_back(rehearse(recipe, vocabulary_, num_ranks, rank, sharing, numbers));
+    const int first = place * of_place;
+    const bool is_there = num_ranks <= hardware_.num_devices();
+    const int rank = is_there ? slowest_rank(hardware_, first, of_place, recipe.precision.compute) : first;
+    all.push_back(rehearse_rank(recipe, rank, num_ranks, numbers));
   }
   return all;
 }
@@ -142,6 +151,7 @@ Prediction Predictor::with_micro_batches(const Recipe& recipe, const StepSizes& 
     const Prediction of_blocks = predict_rehearsed(more, hardware_, costs_);
     on_line.seconds = of_blocks.seconds;
     on_line.idles = of_blocks.idles;
+    on_line.bubble = of_blocks.bubble;
     on_line.waits = of_blocks.waits;
     on_line.computes = of_blocks.computes;
     on_line.of_products = of_blocks.of_products;

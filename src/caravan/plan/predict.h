@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,13 @@ class Predictor {
 
   /// By a rehearsal of the whole step of a rank of each place of the pipeline. Throws what the rehearsal throws.
   Prediction predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans = nullptr) const;
-  /// By rehearsals of models with fewer layers and, in a pipeline, of fewer micro-batches, extrapolated in both: layers
-  /// are equal, and micro-batches between the first and the last take equal times.
+  /// By rehearsals of models with fewer layers and, in a pipeline, of fewer micro-batches. Times and memory are linear
+  /// in layers, of which each stage has as many fewer. More micro-batches repeat a block of passes, or else are linear
+  /// too.
   Prediction estimate(const Recipe& recipe) const;
 
-  /// The rehearsal of a rank of each place of the pipeline, the slowest one.
+  Rehearsal rehearse_rank(const Recipe& recipe, int rank) const;
+  /// Of a rank of each place of the pipeline, the slowest one.
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const { return rehearse_places(recipe, num_ranks_); }
   /// The same on another number of such ranks, which may be more than there are.
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe, int num_ranks) const;
@@ -47,6 +50,8 @@ class Predictor {
   int64_t vocabulary() const noexcept { return vocabulary_; }
 
  private:
+  Rehearsal rehearse_rank(const Recipe& recipe, int rank, int num_ranks,
+                          const std::shared_ptr<RecordedNumbers>& numbers) const;
   StepWork work_of(const Recipe& recipe) const;
   Prediction with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
                                 const BatchPlan& plan) const;

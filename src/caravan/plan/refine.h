@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "caravan/plan/predict.h"
 #include "caravan/plan/sketch.h"
 #include "caravan/plan/sketch_queue.h"
 #include "caravan/recipe/recipe.h"
@@ -13,7 +12,6 @@ namespace caravan {
 /// activations or recomputes them. A layout that is fast without recomputation but does not fit recomputes as few
 /// layers as it must; stages get layers by predicted seconds, head included, and by the speed of their devices. Those
 /// that promise less than `best_seconds` (0: any), at most two. To be rehearsed whole: layers differ.
-std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, const Predictor& predictor,
-                                    double best_seconds);
+std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, int num_ranks, double best_seconds);
 
 }  // namespace caravan

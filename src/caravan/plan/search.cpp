@@ -4,16 +4,15 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
-#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
+#include "caravan/plan/estimated_layouts.h"
+#include "caravan/plan/if_possible.h"
 #include "caravan/plan/neighbours.h"
 #include "caravan/plan/refine.h"
 #include "caravan/plan/sketch_queue.h"
@@ -46,11 +45,8 @@ Recipe canonical(const Recipe& recipe, int num_ranks) {
   return changed_recipe(recipe, {{"data_parallel.technique", first}}, num_ranks).value_or(recipe);
 }
 
-/// Whether its step is that of one process, and a rehearsal knows it.
 bool is_exact(const Recipe& recipe) {
-  return std::ranges::all_of(techniques_of(recipe), [](const Setting& each) {
-    return each.has(Trait::whole_gradient) && each.has(Trait::rehearses);
-  });
+  return std::ranges::all_of(techniques_of(recipe), [](const Setting& each) { return is_exact(each); });
 }
 
 std::optional<Recipe> with_larger_micro_batch(const Recipe& recipe, int64_t times, int num_ranks) {
@@ -62,59 +58,59 @@ std::optional<Recipe> with_larger_micro_batch(const Recipe& recipe, int64_t time
   return changed_recipe(recipe, {{"pipeline.micro_batches", plan.accumulation / times}}, num_ranks);
 }
 
-/// Nothing if it cannot be rehearsed: it is not possible on these ranks, or has sizes that no tensor has.
-std::optional<Prediction> if_possible(const std::function<Prediction()>& predict) {
-  try {
-    return predict();
-  } catch (const Error&) {
-    return std::nullopt;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
-
 // Until when a search does what, in times of SearchOptions::seconds: sketches, estimates of promising ones, (until 1)
 // of neighbours, whole rehearsals.
 constexpr double kSketching = 0.3, kSeeding = 0.6, kWhole = 1.5;
-
-std::clock_t share_of(const SearchOptions& options, double share) {
-  return static_cast<std::clock_t>(share * options.seconds * CLOCKS_PER_SEC);
-}
 
 class Search {
  public:
   Search(const Predictor& predictor, const SearchOptions& options)
       : predictor_(predictor),
-        allows_(options.allows),
+        options_(options),
         begin_(std::clock()),
-        end_(begin_ + share_of(options, 1)),
-        progress_(options.progress) {}
+        layouts_([end = end_of(1)] { return std::clock() > end; }) {}
 
-  std::clock_t begin() const noexcept { return begin_; }
+  /// When so many times SearchOptions::seconds have passed.
+  std::clock_t end_of(double share) const noexcept {
+    return begin_ + static_cast<std::clock_t>(share * options_.seconds * CLOCKS_PER_SEC);
+  }
+
+  /// Whether a layout may be chosen beside the recipe's.
+  bool may_choose(const Recipe& recipe) const {
+    return is_exact(recipe) && (!options_.allows || options_.allows(recipe));
+  }
 
   /// Null: it is not legal, or time is up.
   const PlannedLayout* estimate(const Recipe& given) {
     const Recipe recipe = canonical(given, predictor_.num_ranks());
     const std::string text = layout_text(recipe, predictor_.num_ranks());
-    const auto known = known_.find(text);
-    if (known != known_.end()) return known->second ? &*known->second : nullptr;
-    if (std::clock() > end_) {
-      is_complete_ = false;
-      return nullptr;
-    }
-    if (progress_) progress_(known_.size());
-    std::optional<PlannedLayout>& layout = known_[text];
-    // The memory of a processor's host is that of its ranks.
-    if (predictor_.hardware().device_of(0).is_processor && uses_tier(recipe.offload, "host")) return nullptr;
-    if (!is_exact(recipe) || (allows_ && !allows_(recipe))) return nullptr;
-    const auto prediction = if_possible([&] { return predictor_.estimate(recipe); });
-    if (prediction) layout = PlannedLayout{recipe, text, *prediction};
-    return layout ? &*layout : nullptr;
+    return layouts_.find_or_make(text, [&]() -> std::optional<PlannedLayout> {
+      if (options_.progress) options_.progress(layouts_.size());
+      // The memory of a processor's host is that of its ranks.
+      if (predictor_.hardware().device_of(0).is_processor && uses_tier(recipe.offload, "host")) return std::nullopt;
+      if (!may_choose(recipe)) return std::nullopt;
+      const auto prediction = if_possible([&] { return predictor_.estimate(recipe); });
+      if (!prediction) return std::nullopt;
+      return PlannedLayout{recipe, text, *prediction};
+    });
   }
 
   /// A layout that was rehearsed whole.
-  void add(const PlannedLayout& layout) { known_[layout.text] = layout; }
+  void add(const PlannedLayout& layout) { layouts_.add(layout); }
 
+  /// To better neighbours, until there is none.
+  void climb(const PlannedLayout* from) {
+    layouts_.climb(from, [&](const PlannedLayout& one) { return best_neighbour(one); });
+  }
+
+  std::vector<PlannedLayout> all() const {
+    std::vector<PlannedLayout> all = layouts_.all();
+    std::ranges::stable_sort(all, is_before);
+    return all;
+  }
+  bool is_complete() const noexcept { return layouts_.is_complete(); }
+
+ private:
   /// The best neighbour. What recomputation frees pays only with larger micro-batches, so these go together.
   const PlannedLayout* best_neighbour(const PlannedLayout& from) {
     const PlannedLayout* best = &from;
@@ -133,32 +129,10 @@ class Search {
     return best;
   }
 
-  /// To better neighbours, until there is none.
-  void climb(const PlannedLayout* from) {
-    while (from != nullptr && climbed_.insert(from->text).second) {
-      const PlannedLayout* best = best_neighbour(*from);
-      from = best == from ? nullptr : best;
-    }
-  }
-
-  std::vector<PlannedLayout> all() const {
-    std::vector<PlannedLayout> all;
-    for (const auto& [text, layout] : known_) {
-      if (layout) all.push_back(*layout);
-    }
-    std::ranges::stable_sort(all, is_before);
-    return all;
-  }
-  bool is_complete() const noexcept { return is_complete_; }
-
- private:
   const Predictor& predictor_;
-  std::function<bool(const Recipe&)> allows_;
-  std::clock_t begin_, end_;
-  std::function<void(size_t)> progress_;
-  bool is_complete_ = true;
-  std::map<std::string, std::optional<PlannedLayout>> known_;
-  std::set<std::string> climbed_;
+  const SearchOptions& options_;
+  std::clock_t begin_;
+  EstimatedLayouts<PlannedLayout> layouts_;
 };
 
 /// What a sentence compares layouts by; the best sketch that has it is estimated.
@@ -205,11 +179,8 @@ void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& q
   }
 }
 
-}  // namespace
-
-SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options) {
-  const int num_ranks = predictor.num_ranks();
-  SearchResult result;
+/// The recipe as a search starts from it: without choices that it makes itself.
+Recipe start_of(const Recipe& recipe) {
   Recipe start = recipe;
   for (const char* kind : kOffloadKinds) {  // the search offloads what it has to
     if (start.offload.text(kind) == "auto") start.offload.set(kind, std::string("none"));
@@ -217,10 +188,44 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   if (start.train.micro_batch == kAutoMicroBatch && !start.pipeline.is_used()) {
     start.train.micro_batch = row_parts(start);
   }
+  return start;
+}
+
+/// Rehearses the best of the estimated layouts whole, until `end` but at least one.
+void rehearse_best(SearchResult& result, const Predictor& predictor, size_t most_rows, std::clock_t end) {
+  constexpr size_t kLeast = 3;  // rows, if none fits
+  for (PlannedLayout& layout : result.estimated) {
+    if (!result.best.empty() && std::clock() > end) break;
+    const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
+    if (result.best.size() == (is_useful ? most_rows : kLeast)) break;
+    if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
+    if (!layout.is_whole) {
+      const auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
+      if (!whole) continue;
+      layout.prediction = *whole;  // so that sentences say what rows say
+      layout.is_whole = true;
+    }
+    const Prediction& own = layout.prediction;
+    const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
+      return other.prediction.seconds == own.seconds && other.prediction.memory.total() == own.memory.total();
+    });
+    if (is_new) result.best.push_back(layout);
+  }
+  std::ranges::stable_sort(result.best, is_before);
+  std::ranges::stable_sort(result.estimated, is_before);
+  if (result.fits()) std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
+}
+
+}  // namespace
+
+SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, const SearchOptions& options) {
+  const int num_ranks = predictor.num_ranks();
+  SearchResult result;
+  Recipe start = start_of(recipe);
   try {
     start = legal_recipe(start, num_ranks);
     const std::string text = layout_text(start, num_ranks);
-    result.own = PlannedLayout{start, text, predictor.predict(start)};
+    result.own = PlannedLayout{start, text, predictor.predict(start), /*is_whole=*/true};
   } catch (const Error& error) {
     result.own_error = error.what();
   } catch (const c10::Error& error) {
@@ -230,42 +235,24 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   if (result.own && is_exact(start)) search.add(*result.own);
   const auto room = static_cast<double>(predictor.room_bytes(start));
   Sketcher sketcher(predictor, start);
-  SketchQueue queue(sketcher.all(room, search.begin() + share_of(options, kSketching)), room);
+  SketchQueue queue(sketcher.all(room, search.end_of(kSketching)), room);
   result.num_counted = queue.sketches().size();
   const bool is_counted = sketcher.is_complete();
-  estimate_promising(search, sketcher, queue, search.begin() + share_of(options, kSeeding));
-  constexpr size_t kClimbs = 4, kLeast = 3;  // rows, if none fits
+  estimate_promising(search, sketcher, queue, search.end_of(kSeeding));
+  constexpr size_t kClimbs = 4;
   const std::vector<PlannedLayout> seeds = search.all();
   for (size_t i = 0; i < std::min(kClimbs, seeds.size()); ++i) search.climb(search.estimate(seeds[i].recipe));
   result.estimated = search.all();
-  const double best = result.estimated.empty() || !result.estimated.front().prediction.fits()
-                          ? 0
-                          : result.estimated.front().prediction.seconds;
-  for (const Recipe& refined : refined_layouts(sketcher, queue, predictor, best)) {
-    if (!is_exact(refined) || (options.allows && !options.allows(refined))) continue;
-    const auto whole = if_possible([&] { return predictor.predict(refined); });
-    if (whole) result.estimated.push_back({refined, layout_text(refined, num_ranks), *whole});
-  }
-  std::ranges::stable_sort(result.estimated, is_before);
   result.is_complete = search.is_complete() && is_counted;
-  const std::clock_t end = search.begin() + share_of(options, kWhole);
-  for (PlannedLayout& layout : result.estimated) {
-    if (!result.best.empty() && std::clock() > end) break;
-    const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
-    if (result.best.size() == (is_useful ? options.most_rows : kLeast)) break;
-    if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
-    const bool is_whole = layout.recipe.memory.recompute.reads("modules") || !layout.recipe.pipeline.layers().empty();
-    const auto whole = is_whole ? layout.prediction : if_possible([&] { return predictor.predict(layout.recipe); });
-    if (!whole) continue;
-    layout.prediction = *whole;  // so that sentences say what rows say
-    const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
-      return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
-    });
-    if (is_new) result.best.push_back(layout);
+  const bool has_fitting = !result.estimated.empty() && result.estimated.front().prediction.fits();
+  const double best = has_fitting ? result.estimated.front().prediction.seconds : 0;
+  for (const Recipe& refined : refined_layouts(sketcher, queue, num_ranks, best)) {
+    if (!search.may_choose(refined)) continue;
+    const auto whole = if_possible([&] { return predictor.predict(refined); });
+    if (whole) result.estimated.push_back({refined, layout_text(refined, num_ranks), *whole, /*is_whole=*/true});
   }
-  std::ranges::stable_sort(result.best, is_before);
   std::ranges::stable_sort(result.estimated, is_before);
-  if (result.fits()) std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
+  rehearse_best(result, predictor, options.most_rows, search.end_of(kWhole));
   return result;
 }
 

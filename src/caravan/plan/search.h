@@ -16,6 +16,7 @@ struct PlannedLayout {
   Recipe recipe;
   std::string text;  ///< see layout_text
   Prediction prediction;
+  bool is_whole = false;  ///< of a whole rehearsal; else an estimate
 };
 
 /// "pp 2 (1f1b) x dp 4, zero1, recompute full, 8 x 2 sequences" (micro-batches and their size): what a search may

@@ -6,15 +6,12 @@
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
+#include "caravan/plan/plan_text.h"
 
 namespace caravan {
 namespace {
 
 constexpr double kWorthSaying = 0.01;  ///< a smaller difference is within the error of a prediction
-
-std::string seconds_text(double seconds) {
-  return seconds < 1 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
-}
 
 /// Where the slower of two layouts loses its time: "waits 2.1 s more for dp".
 std::string loss_text(const Prediction& slow, const Prediction& fast) {
@@ -28,10 +25,10 @@ std::string loss_text(const Prediction& slow, const Prediction& fast) {
       return found == one.waits.end() ? 0.0 : found->second;
     };
     const double more = of(slow) - of(fast);
-    add(more, fmt::format("waits {} more for {}", seconds_text(more), wait_name(axis)));
+    add(more, fmt::format("waits {} more for {}", short_seconds(more), wait_name(axis)));
   }
   const double computes = slow.computes - fast.computes;
-  add(computes, fmt::format("computes {} longer", seconds_text(computes)));
+  add(computes, fmt::format("computes {} longer", short_seconds(computes)));
   const auto most = std::ranges::max_element(losses);
   return most == losses.end() || most->first <= 0 ? "" : ": it " + most->second;
 }
@@ -45,8 +42,8 @@ std::string sentence_of(const std::vector<std::string>& with, const ComparedLayo
     return fmt::format("none that was estimated {} fits: the least needs {} of {} ({})", features,
                        format_bytes(one.memory.total()), format_bytes(one.room_bytes), other.text);
   }
-  return fmt::format("{} against {} for the best that was estimated {} ({}){}", seconds_text(best.prediction.seconds),
-                     seconds_text(one.seconds), features, other.text, loss_text(one, best.prediction));
+  return fmt::format("{} against {} for the best that was estimated {} ({}){}", short_seconds(best.prediction.seconds),
+                     short_seconds(one.seconds), features, other.text, loss_text(one, best.prediction));
 }
 
 /// How much is missing where nothing fits.

@@ -17,16 +17,10 @@ constexpr int64_t kMostMicroBatch = 16;
 
 double d(int64_t number) { return static_cast<double>(number); }
 
-/// Whether the step of this choice is that of one process, and a rehearsal knows it.
-bool is_exact_choice(std::string_view family, const std::string& name) {
-  const Setting setting(family, name);
-  return setting.has(Trait::whole_gradient) && setting.has(Trait::rehearses);
-}
-
 std::vector<std::string> exact_names(std::string_view family) {
   std::vector<std::string> names;
   for (const std::string& name : names_of(family)) {
-    if (is_exact_choice(family, name)) names.push_back(name);
+    if (is_exact(Setting(family, name))) names.push_back(name);
   }
   return names;
 }
@@ -34,7 +28,11 @@ std::vector<std::string> exact_names(std::string_view family) {
 }  // namespace
 
 Sketcher::Sketcher(const Predictor& predictor, const Recipe& recipe)
-    : predictor_(predictor), recipe_(recipe), num_ranks_(predictor.num_ranks()) {}
+    : predictor_(predictor),
+      recipe_(recipe),
+      num_ranks_(predictor.num_ranks()),
+      techniques_(exact_names("data_parallel")),
+      schedule_names_(exact_names("pipeline")) {}
 
 const LayerPart* Sketcher::layer_of(const SplitChoice& choice) {
   const auto [found, is_new] = layers_.try_emplace(choice);
@@ -54,18 +52,20 @@ const StatePart* Sketcher::states_of(const std::string& technique) {
   return found->second ? &*found->second : nullptr;
 }
 
+PipelineChoice Sketcher::pipeline_of(const LayoutSketch& sketch) const {
+  PipelineChoice pipeline = recipe_.pipeline;
+  pipeline.degree = sketch.pp;
+  pipeline.schedule = Setting("pipeline", sketch.schedule);
+  return pipeline;
+}
+
 const SchedulePart* Sketcher::schedule_part(const LayoutSketch& sketch, int64_t micro_batches, double forward,
                                             double send) {
   // Tables of nearly equal shares are one.
-  const auto tenth_of = [](double share) { return std::llround(20 * share); };
+  const auto rounded = [](double share) { return std::llround(20 * share); };
   const auto [found, is_new] =
-      schedules_.try_emplace({sketch.schedule, sketch.pp, micro_batches, tenth_of(forward), tenth_of(send)});
-  if (is_new) {
-    PipelineChoice pipeline = recipe_.pipeline;
-    pipeline.degree = sketch.pp;
-    pipeline.schedule = Setting("pipeline", sketch.schedule);
-    found->second = count_schedule(pipeline, false, micro_batches, forward, send);
-  }
+      schedules_.try_emplace({sketch.schedule, sketch.pp, micro_batches, rounded(forward), rounded(send)});
+  if (is_new) found->second = count_schedule(pipeline_of(sketch), micro_batches, forward, send);
   return found->second ? &*found->second : nullptr;
 }
 
@@ -147,18 +147,36 @@ bool Sketcher::count(LayoutSketch& sketch) {
   return true;
 }
 
-void Sketcher::add(LayoutSketch sketch, std::vector<LayoutSketch>& to, std::clock_t end) {
-  if (std::clock() > end) {
-    is_complete_ = false;
-    return;
+/// All micro-batches, kinds of recomputation, techniques and schedules with the degrees of `sketch`.
+void Sketcher::add_all(LayoutSketch sketch, std::vector<LayoutSketch>& to, std::clock_t end) {
+  SplitChoice& split = sketch.split;
+  const int64_t dp = num_ranks_ / sketch.pp / split.ranks();
+  if (recipe_.train.global_batch % dp != 0) return;
+  const int64_t rows = recipe_.train.global_batch / dp, least = row_parts(recipe_) * split.ep;
+  const size_t num_techniques = dp > 1 ? techniques_.size() : 1;
+  const std::vector<std::string> schedules = sketch.pp > 1 ? schedule_names_ : std::vector<std::string>{""};
+  for (split.micro_batch = least; split.micro_batch <= std::min(kMostMicroBatch * least, rows);
+       split.micro_batch *= 2) {
+    if (rows % split.micro_batch != 0) return;
+    for (const char* recompute : {"none", "full"}) {
+      split.recompute = recompute;
+      for (size_t i = 0; i < num_techniques; ++i) {
+        sketch.technique = techniques_[i];
+        for (const std::string& schedule : schedules) {
+          sketch.schedule = schedule;
+          if (std::clock() > end) {
+            is_complete_ = false;
+            return;
+          }
+          if (count(sketch)) to.push_back(sketch);
+        }
+      }
+    }
   }
-  if (count(sketch)) to.push_back(std::move(sketch));
 }
 
 std::vector<LayoutSketch> Sketcher::all(double room_bytes, std::clock_t end) {
-  const std::vector<std::string> techniques = exact_names("data_parallel"), schedules = exact_names("pipeline");
   const int64_t per_host = std::max<int64_t>(1, predictor_.hardware().hosts.front().devices);
-  const int64_t batch = recipe_.train.global_batch;
   std::vector<LayoutSketch> found;
   // Sequences are split for lack of memory or of sequences. If splits no longer help, finer ones do not either.
   double best = 0;
@@ -167,22 +185,7 @@ std::vector<LayoutSketch> Sketcher::all(double room_bytes, std::clock_t end) {
     for (const int64_t ep : recipe_.model.moe.is_used() ? divisors(num_ranks_ / cp) : std::vector<int64_t>{1}) {
       for (const int64_t tp : divisors(num_ranks_ / cp / ep, 1, per_host)) {
         for (const int64_t pp : divisors(num_ranks_ / cp / ep / tp, 1, recipe_.model.layers)) {
-          const int64_t dp = num_ranks_ / cp / ep / tp / pp;
-          if (batch % dp != 0) continue;
-          const int64_t least = row_parts(recipe_) * ep;
-          for (int64_t rows = least; rows <= std::min(kMostMicroBatch * least, batch / dp); rows *= 2) {
-            if (batch / dp % rows != 0) break;
-            for (const char* recompute : {"none", "full"}) {
-              for (const std::string& technique : dp > 1 ? techniques : std::vector{techniques.front()}) {
-                LayoutSketch sketch{.split = {tp, cp, ep, rows, recompute}, .pp = pp, .technique = technique};
-                if (pp == 1) add(sketch, found, end);
-                for (const std::string& schedule : pp > 1 ? schedules : std::vector<std::string>{}) {
-                  sketch.schedule = schedule;
-                  add(sketch, found, end);
-                }
-              }
-            }
-          }
+          add_all({.split = {.tp = tp, .cp = cp, .ep = ep}, .pp = pp}, found, end);
         }
       }
     }
@@ -208,9 +211,7 @@ std::optional<UnitProblem> Sketcher::units_of(const LayoutSketch& sketch, double
   UnitProblem problem{.micro_batches = recipe_.train.global_batch / dp / kept.micro_batch};
   std::vector<double> in_flight{1};
   if (sketch.pp > 1) {
-    PipelineChoice pipeline = recipe_.pipeline;
-    pipeline.degree = sketch.pp;
-    pipeline.schedule = Setting("pipeline", sketch.schedule);
+    const PipelineChoice pipeline = pipeline_of(sketch);
     if (pipeline.chunks() != 1) return std::nullopt;
     const int64_t few = std::min(problem.micro_batches, 3 * sketch.pp);
     in_flight.clear();

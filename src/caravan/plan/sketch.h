@@ -48,17 +48,19 @@ class Sketcher {
   double share_of_split(const SplitChoice& split);
   const LayerPart* layer_of(const SplitChoice& choice);
   const StatePart* states_of(const std::string& technique);
+  PipelineChoice pipeline_of(const LayoutSketch& sketch) const;
   const SchedulePart* schedule_part(const LayoutSketch& sketch, int64_t micro_batches, double forward, double send);
   double call_seconds(const StatePart::Sent& of_layer, StatePart::Phase phase, double times, int64_t ranks,
                       int64_t stride);
   double message_seconds(const LayoutSketch& sketch);
   /// Sets seconds and bytes; false if a part is not legal.
   bool count(LayoutSketch& sketch);
-  void add(LayoutSketch sketch, std::vector<LayoutSketch>& to, std::clock_t end);
+  void add_all(LayoutSketch sketch, std::vector<LayoutSketch>& to, std::clock_t end);
 
   const Predictor& predictor_;
   const Recipe& recipe_;
   int64_t num_ranks_;
+  std::vector<std::string> techniques_, schedule_names_;  ///< that are exact
   bool is_complete_ = true;
   std::map<SplitChoice, std::optional<LayerPart>> layers_{};
   std::map<std::string, std::optional<StatePart>> states_{};

@@ -6,10 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
+#include "caravan/plan/if_possible.h"
 #include "caravan/plan/neighbours.h"
 #include "caravan/registry/registry.h"
 #include "caravan/schedule/pipeline.h"
@@ -31,13 +30,7 @@ std::optional<Rehearsal> first_of_ranks(const Predictor& predictor, const Recipe
                                         int64_t ranks) {
   const auto legal = changed_recipe(recipe, keys, static_cast<int>(ranks));
   if (!legal) return std::nullopt;
-  try {
-    return std::move(predictor.rehearse_places(*legal, static_cast<int>(ranks)).front());
-  } catch (const Error&) {
-    return std::nullopt;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
+  return if_possible([&] { return std::move(predictor.rehearse_places(*legal, static_cast<int>(ranks)).front()); });
 }
 
 /// Seconds of the spans whose event `is_in` takes. A wait belongs to the event before it.
@@ -191,21 +184,18 @@ std::optional<StatePart> rehearse_states(const Predictor& predictor, const Recip
   return part;
 }
 
-std::optional<SchedulePart> count_schedule(const PipelineChoice& pipeline, bool repeats_stages, int64_t micro_batches,
-                                           double forward, double send) {
+std::optional<SchedulePart> count_schedule(const PipelineChoice& pipeline, int64_t micro_batches, double forward,
+                                           double send) {
   const auto chunks = static_cast<double>(pipeline.chunks());
   const double rest = 1 - forward;
-  const StageCost cost{.forward = forward / chunks,
-                       .backward = rest / 2 / chunks,
-                       .weight = rest / 2 / chunks,
-                       .recompute = repeats_stages ? forward / chunks : 0,
-                       .send = send / chunks};
+  const StageCost cost{
+      .forward = forward / chunks, .backward = rest / 2 / chunks, .weight = rest / 2 / chunks, .send = send / chunks};
   const auto total_of = [&](int64_t count) {
-    const PipelineOrder order = pipeline_order(pipeline, static_cast<int>(count), repeats_stages);
+    const PipelineOrder order = pipeline_order(pipeline, static_cast<int>(count));
     const std::vector<StageCost> stages(static_cast<size_t>(order.num_stages()), cost);
     return std::pair(simulate(order, stages).total, held_activations(order));
   };
-  try {
+  return if_possible([&] {
     const int64_t few = 2 * pipeline.degree;
     const bool is_long = micro_batches > few + pipeline.degree;
     const auto [total, held] = total_of(is_long ? few : micro_batches);
@@ -218,9 +208,7 @@ std::optional<SchedulePart> count_schedule(const PipelineChoice& pipeline, bool 
       part.in_flight = std::max(part.in_flight, static_cast<double>(one.activations) / chunks);
     }
     return part;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
+  });
 }
 
 }  // namespace caravan

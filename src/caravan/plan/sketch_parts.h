@@ -65,9 +65,9 @@ struct SchedulePart {
 std::optional<LayerPart> rehearse_layer(const Predictor& predictor, const Recipe& recipe, const SplitChoice& choice);
 std::optional<StatePart> rehearse_states(const Predictor& predictor, const Recipe& recipe,
                                          const std::string& technique);
-/// `pipeline`: degree and schedule. Of many micro-batches, by two tables of few. `forward`: share of the time of a
-/// micro-batch.
-std::optional<SchedulePart> count_schedule(const PipelineChoice& pipeline, bool repeats_stages, int64_t micro_batches,
-                                           double forward, double send);
+/// `pipeline`: degree and schedule. Of many micro-batches, by two tables of few. `forward`, `send`: shares of the time
+/// of a micro-batch.
+std::optional<SchedulePart> count_schedule(const PipelineChoice& pipeline, int64_t micro_batches, double forward,
+                                           double send);
 
 }  // namespace caravan

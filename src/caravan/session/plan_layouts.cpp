@@ -10,6 +10,7 @@
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/plan/neighbours.h"
 #include "caravan/registry/changed_keys.h"
 #include "caravan/schedule/pipeline_choice.h"
 #include "caravan/techniques/offload/kinds.h"
@@ -17,10 +18,7 @@
 namespace caravan {
 namespace {
 
-/// Whether its step is that of one process, and a rehearsal knows it.
-bool is_exact(const Setting& setting) {
-  return setting.has(Trait::whole_gradient) && setting.has(Trait::rehearses) && setting.has(Trait::runs_processes);
-}
+bool may_choose(const Setting& setting) { return is_exact(setting) && setting.has(Trait::runs_processes); }
 
 /// The entries of a family with usable values on so many ranks of its axis.
 std::vector<Setting> proposals(std::string_view family, int64_t ranks) {
@@ -28,7 +26,7 @@ std::vector<Setting> proposals(std::string_view family, int64_t ranks) {
   for (const std::string& name : names_of(family)) {
     Setting setting(family, name);
     setting.entry().propose(setting, ranks);
-    if (is_exact(setting)) all.push_back(std::move(setting));
+    if (may_choose(setting)) all.push_back(std::move(setting));
   }
   return all;
 }
@@ -52,7 +50,7 @@ std::vector<Setting> variants(const Setting& setting, int64_t ranks) {
     for (const RecipeValue& value : values_of(key, proposed, ranks)) {
       Setting other = setting;
       if (value == setting.value(key.name) || !other.set(key.name, value).empty()) continue;
-      if (is_exact(other) && why_idle(other, key.name).empty()) all.push_back(std::move(other));
+      if (may_choose(other) && why_idle(other, key.name).empty()) all.push_back(std::move(other));
     }
   }
   return all;

@@ -4,10 +4,9 @@
 #include <tuple>
 #include <utility>
 
-#include <c10/util/Exception.h>
-
-#include "caravan/base/error.h"
 #include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/plan/estimated_layouts.h"
+#include "caravan/plan/if_possible.h"
 #include "caravan/registry/changed_keys.h"
 #include "caravan/techniques/offload/kinds.h"
 
@@ -50,66 +49,55 @@ void sort_layouts(std::vector<FoundLayout>& all) {
 class StepSearch {
  public:
   StepSearch(const LayoutSpace& space, const LayoutPredictor& predictor, const std::function<bool()>& is_over)
-      : space_(space), predictor_(predictor), is_over_(is_over) {}
+      : space_(space), predictor_(predictor), layouts_(is_over) {}
 
   /// Null: the engine does not take it, or time is up.
   const FoundLayout* estimate(const StepLayout& layout) {
     const std::string text = space_.text(layout);
-    const auto known = known_.find(text);
-    if (known != known_.end()) return known->second ? &*known->second : nullptr;
-    if (is_over_()) {
-      is_complete_ = false;
-      return nullptr;
-    }
-    std::optional<FoundLayout>& found = known_[text];
-    const auto prediction = if_possible([&] { return predictor_.estimate(layout); });
-    if (prediction) found = FoundLayout{layout, text, *prediction};
-    return found ? &*found : nullptr;
+    return layouts_.find_or_make(text, [&]() -> std::optional<FoundLayout> {
+      const auto prediction = or_why_not([&] { return predictor_.estimate(layout); });
+      if (!prediction) return std::nullopt;
+      return FoundLayout{layout, text, *prediction};
+    });
   }
 
   /// To better neighbours, until there is none.
   void climb(const FoundLayout* from) {
-    while (from != nullptr && climbed_.insert(from->text).second) {
-      const FoundLayout* best = from;
-      for (const StepLayout& neighbour : space_.neighbours(from->layout)) {
-        const FoundLayout* one = estimate(neighbour);
-        if (one != nullptr && is_better(*one, *best)) best = one;
+    layouts_.climb(from, [&](const FoundLayout& one) {
+      const FoundLayout* best = &one;
+      for (const StepLayout& neighbour : space_.neighbours(one.layout)) {
+        const FoundLayout* other = estimate(neighbour);
+        if (other != nullptr && is_better(*other, *best)) best = other;
       }
-      from = best == from ? nullptr : best;
-    }
+      return best;
+    });
   }
 
   std::vector<FoundLayout> all() const {
-    std::vector<FoundLayout> all;
-    for (const auto& [text, found] : known_) {
-      if (found) all.push_back(*found);
-    }
+    std::vector<FoundLayout> all = layouts_.all();
     sort_layouts(all);
     return all;
   }
 
-  /// Nothing if it cannot be rehearsed.
-  std::optional<Prediction> if_possible(const std::function<Prediction()>& predict) {
-    try {
-      return predict();
-    } catch (const Error&) {
-      if (why_not_ == nullptr) why_not_ = std::current_exception();
-    } catch (const c10::Error&) {
-      if (why_not_ == nullptr) why_not_ = std::current_exception();
-    }
-    return std::nullopt;
+  /// Nothing if it cannot be rehearsed: the first time, why_not() says why.
+  std::optional<Prediction> or_why_not(const std::function<Prediction()>& predict) {
+    return if_possible([&] {
+      try {
+        return predict();
+      } catch (...) {
+        if (why_not_ == nullptr) why_not_ = std::current_exception();
+        throw;
+      }
+    });
   }
-  bool is_complete() const noexcept { return is_complete_; }
+  bool is_complete() const noexcept { return layouts_.is_complete(); }
   const std::exception_ptr& why_not() const noexcept { return why_not_; }
 
  private:
   const LayoutSpace& space_;
   const LayoutPredictor& predictor_;
-  const std::function<bool()>& is_over_;
-  bool is_complete_ = true;
   std::exception_ptr why_not_;
-  std::map<std::string, std::optional<FoundLayout>> known_;
-  std::set<std::string> climbed_;
+  EstimatedLayouts<FoundLayout> layouts_;
 };
 
 /// Predicts the best of the estimated layouts whole, so many of them.
@@ -121,7 +109,7 @@ void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor
     const bool has_fitting = !best.empty() && best.front().prediction.fits();
     if (best.size() == (best.empty() || has_fitting ? most_rows : std::min(kLeast, most_rows))) break;
     if ((has_fitting && !one.prediction.fits()) || ++num_tries > 2 * most_rows) break;
-    const auto whole = search.if_possible([&] { return predictor.predict(one.layout); });
+    const auto whole = search.or_why_not([&] { return predictor.predict(one.layout); });
     if (!whole) continue;
     one.prediction = *whole;  // so that sentences say what rows say
     if (has_fitting && !whole->fits()) continue;
