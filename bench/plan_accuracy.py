@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What `caravan plan` predicts beside what `caravan train` takes, on this machine, for many recipes.
 
-  plan_accuracy.py [--caravan build/release/bin/caravan] [--ranks 1 2] [--steps 10] [--match WORD] [--csv FILE]
+  plan_accuracy.py [--caravan build/release/bin/caravan] [--ranks 1 2] [--large] [--steps 10] [--match WORD]
+                   [--csv FILE]
 
 First measures the machine (caravan doctor --hardware). Then, for each recipe, predicts a step, and trains it: the median
 of its steps without the first two. Memory is the measured peak of rank 0's tensors beside the prediction. Prints each
 recipe and, for each number of ranks, the median and the ninth decile of the error of the time, and the range of
-predicted / measured memory. No recipe was used to fit anything but the machine. Run it on an idle machine.
+predicted / measured memory. No recipe was used to fit anything but the machine. Run it on an idle machine. More ranks
+than cores share them. --large: other recipes, each with at least 1 GB of tensors in all ranks.
 """
 import argparse
 import csv
@@ -32,10 +34,48 @@ LLAMA = ["model.kind=llama", "model.width=256", "model.heads=8", "train.global_b
 EXPERTS = ["moe.experts=4", "model.kind=llama", "train.global_batch=24", "data.tokenizer=bytes"]
 LORA = ["lora.rank=8", "model.width=384", "model.heads=6", "train.global_batch=24", "data.tokenizer=bytes"]
 
+# 76 M parameters: 1.2 GB of parameters, gradients and moments, beside activations and sums.
+GIGA = ["model.layers=6", "model.width=1024", "model.heads=16", "model.context=128", "train.global_batch=8",
+        "data.tokenizer=bytes"]
+BASES = {"small": SMALL, "wide": WIDE, "deep": DEEP, "large": LARGE, "llama": LLAMA, "experts": EXPERTS, "lora": LORA,
+         "giga": GIGA, "giga llama": [*GIGA, "model.kind=llama"], "giga words": [*GIGA[1:], "model.layers=3"],
+         "giga experts": [*GIGA[1:], "model.kind=llama", "model.layers=2", "moe.experts=4"]}
+BASES["giga words"].remove("data.tokenizer=bytes")  # a vocabulary of 50257
+
+
+def large_recipes(ranks):
+    found = []
+
+    def add(base, *more, rows=2):
+        keys = list(more)
+        if not any(key.startswith("pipeline.micro") for key in more):
+            keys.append(f"train.micro_batch={rows}")
+        found.append((" ".join((base, *more)), BASES[base] + keys))
+
+    if ranks == 1:
+        for base in ("giga", "giga llama", "giga words", "giga experts"):
+            add(base, rows=4)
+        add("giga", rows=1)
+        add("giga", "memory.recompute=full", rows=8)
+        add("giga llama", "precision.compute=bf16", rows=8)
+        add("giga", "optimizer.kind=sgd", "optimizer.momentum=0.9")
+        return found
+    for technique in ("ddp", "zero1", "zero2", "zero3"):
+        add("giga", f"data_parallel.technique={technique}")
+    add("giga llama", "data_parallel.technique=zero3")
+    add("giga words", "data_parallel.technique=ddp")
+    add("giga experts", "data_parallel.technique=zero1")
+    add("giga words", "mesh.tp=2", rows=4)
+    add("giga", "mesh.tp=2", rows=8)
+    add("giga llama", "mesh.cp=2", "model.dropout=0")
+    add("giga experts", "mesh.ep=2")
+    add("giga", "mesh.pp=2", "pipeline.micro_batches=4")
+    add("giga llama", "mesh.pp=2", "pipeline.micro_batches=8", "pipeline.schedule=zb-v")
+    return found
+
 
 def recipes(ranks):
     """(name, keys)"""
-    bases = {"small": SMALL, "wide": WIDE, "deep": DEEP, "large": LARGE, "llama": LLAMA, "experts": EXPERTS, "lora": LORA}
     rows = {"small": 24, "wide": 8, "deep": 8, "large": 8, "llama": 24, "experts": 24, "lora": 24}
     found = []
 
@@ -43,10 +83,10 @@ def recipes(ranks):
         keys = list(more)
         if not any(key.startswith(("train.micro_batch", "pipeline.micro")) for key in more):
             keys.append(f"train.micro_batch={max(1, rows[base] // ranks // cut)}")
-        found.append((" ".join((base, *more)), bases[base] + keys))
+        found.append((" ".join((base, *more)), BASES[base] + keys))
 
     if ranks == 1:
-        for base in bases:
+        for base in rows:
             add(base)
             add(base, cut=1)
             add(base, "memory.recompute=full")
@@ -55,11 +95,14 @@ def recipes(ranks):
         add("small", "optimizer.kind=sgd")
         add("deep", "offload.optimizer=host", "offload.gradients=host")
         return found
-    for base in bases:
+    for base in rows:
         for technique in ("ddp", "zero1", "zero3"):
             add(base, f"data_parallel.technique={technique}")
     for base in ("small", "wide", "deep", "large", "llama"):
         add(base, "mesh.tp=2")
+    for base in ("wide", "llama") if ranks == 4 else ():
+        add(base, "mesh.tp=4")
+        add(base, "mesh.tp=2", "mesh.pp=2", "pipeline.micro_batches=4")
     for base in ("small", "deep", "llama"):
         add(base, "mesh.cp=2", "model.dropout=0")
         add(base, "mesh.pp=2", "pipeline.micro_batches=4")
@@ -100,6 +143,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--caravan", default="build/release/bin/caravan")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--match", default="")
     parser.add_argument("--csv")
@@ -115,7 +159,7 @@ def main():
             if measured.returncode:
                 sys.exit(measured.stderr)
             errors, memory = [], []
-            for index, (name, keys) in enumerate(recipes(ranks)):
+            for index, (name, keys) in enumerate((large_recipes if arguments.large else recipes)(ranks)):
                 if arguments.match not in name:
                     continue
                 result, why = measure(caravan, hardware, keys, ranks, arguments.steps, f"{folder}/run{ranks}_{index}")

@@ -73,6 +73,8 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
                     "3",
                     "--write",
                     path("best.toml"),
+                    "--write-rows",
+                    path("rows"),
                     "--trace",
                     path("timeline.json"),
                     "--svg",
@@ -111,6 +113,10 @@ TEST_F(PlanTest, ARecipeGetsLayoutsAdviceAndATimeline) {
   // The recipe trains as it is, on so many ranks.
   const Result inspected = caravan({"inspect", path("best.toml"), "--ranks", "4"});
   EXPECT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_EQ(text_of(path("rows/1.toml")), text_of(path("best.toml")));
+  const auto rows = static_cast<int>(numbers<1>(result.out, R"(recipes +([0-9]+) written to)")[0]);
+  EXPECT_TRUE(std::filesystem::exists(path("rows/" + std::to_string(rows) + ".toml"))) << rows;
+  EXPECT_GT(rows, 1);
 }
 
 TEST_F(PlanTest, AModelThatFitsNowhereSaysByHowMuch) {
@@ -156,6 +162,7 @@ TEST_F(PlanTest, HardwareThatIsNotKnownIsRefused) {
               HasSubstr("nvlink of gb200 connects all hosts"));
   EXPECT_THAT(refused({"--published", file, "--ranks", "2"}), HasSubstr("excludes"));
   EXPECT_THAT(refused({"--hardware", "a100-80", "--write", file}), HasSubstr("exists"));
+  EXPECT_THAT(refused({"--hardware", "a100-80", "--write-rows", file}), HasSubstr("exists"));
   EXPECT_THAT(refused({"--hardware", "a100-80", "--ranks", "0"}), HasSubstr("--ranks"));
 }
 

@@ -111,6 +111,7 @@ struct PlanArguments {
   std::string budget;        ///< tokens of a run, "300G"; "": not given
   double seconds = 20;       ///< of processor time for the search
   std::string write;         ///< file for the recipe of the best layout; "": none
+  std::string write_rows;    ///< folder for the recipes of all rows; "": none
   std::string trace;         ///< file for its predicted timeline; "": none
   std::string svg;           ///< the same, drawn; "": none
   std::string published;     ///< a table of published runs; "": not given

@@ -34,6 +34,9 @@ void add_plan(CLI::App& app, CommandLine& line) {
                           ->check(positive_number("seconds")));
   of_recipe.push_back(
       command->add_option("--write", plan.write, "file for the recipe of the best layout")->check(not_empty()));
+  of_recipe.push_back(
+      command->add_option("--write-rows", plan.write_rows, "folder for the recipes of all rows: 1.toml, 2.toml, ..")
+          ->check(not_empty()));
   of_recipe.push_back(command->add_option("--trace", plan.trace, "file for its predicted timeline, as of train --trace")
                           ->check(not_empty()));
   of_recipe.push_back(

@@ -43,6 +43,11 @@ int plan_published(const std::string& file) {
   return 0;
 }
 
+void check_is_new(const char* option, const std::string& path) {
+  if (path.empty() || !std::filesystem::exists(path)) return;
+  throw UsageError({"plan", option, path + " exists", "", "choose another name"});
+}
+
 }  // namespace
 
 std::optional<int> plan(const PlanArguments& arguments) {
@@ -50,9 +55,8 @@ std::optional<int> plan(const PlanArguments& arguments) {
     if (arguments.recipe.empty() && arguments.overrides.empty()) return plan_published(arguments.published);
     throw UsageError({"plan", "--published", "reads a table, and no recipe", "", "give one of them"});
   }
-  if (!arguments.write.empty() && std::filesystem::exists(arguments.write)) {
-    throw UsageError({"plan", "--write", arguments.write + " exists", "", "choose another file"});
-  }
+  check_is_new("--write", arguments.write);
+  check_is_new("--write-rows", arguments.write_rows);
   check_budget(arguments, hardware_of(arguments));
   vocabulary_of(load_recipe(arguments.recipe, arguments.overrides));
   return std::nullopt;

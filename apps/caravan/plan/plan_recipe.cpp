@@ -1,5 +1,7 @@
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -54,6 +56,20 @@ void print_result(const PlannedJob& job, SearchResult& result) {
   for (const std::string& sentence : advice_of(result, job.num_ranks)) fmt::print("- {}\n", sentence);
 }
 
+void write_recipes(const PlanArguments& arguments, const std::vector<PlannedLayout>& rows) {
+  if (!arguments.write.empty()) {
+    write_text(arguments.write, to_toml(rows.front().recipe));
+    print_fact("recipe", "written to " + arguments.write);
+  }
+  if (arguments.write_rows.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(arguments.write_rows, error);  // write_text reports what fails
+  for (size_t row = 0; row < rows.size(); ++row) {
+    write_text(fmt::format("{}/{}.toml", arguments.write_rows, row + 1), to_toml(rows[row].recipe));
+  }
+  print_fact("recipes", fmt::format("{} written to {}", rows.size(), arguments.write_rows));
+}
+
 }  // namespace
 
 int plan_recipe(const PlanArguments& arguments) {
@@ -80,10 +96,7 @@ int plan_recipe(const PlanArguments& arguments) {
                                    step_text(job, best.prediction.seconds), 100 * time_error_of(hardware, num_ranks)));
     print_job(job, best);
   }
-  if (!arguments.write.empty()) {
-    write_text(arguments.write, to_toml(best.recipe));
-    print_fact("recipe", "written to " + arguments.write);
-  }
+  write_recipes(arguments, result.best);
   write_timelines(job, predictor, best);
   for (const std::string& note : recipe_notes(recipe)) print_fact("note", note);
   return result.fits() ? 0 : 5;
