@@ -63,6 +63,23 @@ TEST(ProcessorCosts, ProductsRunInWavesOfTheMeasuredTile) {
   EXPECT_NEAR(costs.seconds(attention, 3), 2 * 2 * 2.0 * 64 * 128 * 32 / 1e11 + 3e-6, 1e-12);
 }
 
+TEST(ProcessorCosts, OperandsAndRowsOfAttentionTakeWhatWasMeasured) {
+  Hardware hardware = cores();
+  ProductRate& rate = hardware.devices[0].products[0];
+  rate.operand_bytes_per_second = 5e9;
+  rate.attention = {.flops = 1e11, .row_seconds = 2e-7};
+  rate.attention_backward = {.flops = 2e11, .row_seconds = 1e-6};
+  const HardwareCosts costs(hardware);
+  const double computes = 2 * 2.0 * 64 * 32 * 50010 / 1e11, bytes = 4.0 * (100 + 70) * 50000 + 4 * 100 * 70;
+  EXPECT_NEAR(costs.seconds(product("fp32", 100, 70, 50000), 0), computes + bytes / 5e9 + 3e-6, 1e-12);
+  KernelWork attention{
+      .kind = KernelWork::Kind::attention, .dtype = "fp32", .batch = 2, .m = 64, .n = 128, .k = 32, .products = 2};
+  const double product_flops = 2 * 2.0 * 64 * 128 * 32;
+  EXPECT_NEAR(costs.seconds(attention, 3), 2 * product_flops / 1e11 + 128 * 2e-7 + 3e-6, 1e-12);
+  attention.products = 5;
+  EXPECT_NEAR(costs.seconds(attention, 3), 5 * product_flops / 2e11 + 128 * 1e-6 + 3e-6, 1e-12);
+}
+
 TEST(ProcessorCosts, CollectivesTakeTheTimeOfTheCores) {
   const HardwareCosts costs(cores());
   const std::vector<int> all = first_ranks(4);
@@ -73,6 +90,12 @@ TEST(ProcessorCosts, CollectivesTakeTheTimeOfTheCores) {
   const auto message = costs.seconds({.axis = "pp", .verb = Verb::send, .sent_bytes = 1e6, .peer = 1}, first_ranks(2));
   EXPECT_NEAR(message.seconds, 1e6 / 2e9 + 1e-6, 1e-9);
   EXPECT_EQ(costs.seconds({.axis = "dp", .verb = Verb::all_reduce}, first_ranks(1)).seconds, 0);
+  // All ranks of a stage send outwards at once.
+  Hardware narrow = cores();
+  narrow.levels[0].oversubscription = 4;
+  const auto shared =
+      HardwareCosts(narrow).seconds({.axis = "pp", .verb = Verb::send, .sent_bytes = 1e6, .peer = 1}, first_ranks(2));
+  EXPECT_NEAR(shared.seconds, 4 * 1e6 / 2e9 + 1e-6, 1e-9);
 }
 
 TEST_F(A100Costs, SmallProductsChooseATile) {

@@ -154,6 +154,9 @@ TEST_F(HardwareFile, IsReadAsItWasWritten) {
   unequal.devices[0].launch_seconds = 1.0 / 3e6;
   unequal.devices[0].products[0].kernel_bytes_per_second = 13e9;
   unequal.devices[0].products[0].kernel_seconds = 15e-6;
+  unequal.devices[0].products[0].operand_bytes_per_second = 11e9;
+  unequal.devices[0].products[0].attention = {.flops = 1e18, .row_seconds = 3.1e-8};
+  unequal.devices[0].products[0].attention_backward = {.flops = 1.3e11};
   unequal.devices[0].memory_bytes_per_second = 0.1 + 0.2;
   unequal.levels[0].bytes_per_second = 1e300;
   unequal.levels[0].latency_seconds = 5e-324;

@@ -37,22 +37,29 @@ void add_disks(HostKind& host, const TierFindings& tiers) {
   }
 }
 
-void print_products(const MeasuredProducts& measured, int64_t units, double launch_seconds) {
-  const ProductRate& rate = measured.fit.rate;
+void print_products(const MeasuredProducts& measured, const HardwareDevice& device) {
+  const ProductRate& rate = *device.product(measured.fit.rate.dtype);
   fmt::print("{}: {:.1f} GFLOP/s, tiles of {} x {}, {} deep beside k; typical error {:.0f} %, worst {:.0f} %\n",
              rate.dtype, rate.flops / 1e9, rate.tile_m, rate.tile_n, rate.ramp_k, 100 * measured.fit.typical_error,
              100 * measured.fit.worst_error);
   for (const TimedProduct& one : measured.products) {
-    const double formula = launch_seconds + product_seconds(rate, units, one.m, one.n, one.k);
+    const double formula = device.launch_seconds + product_seconds(rate, device.units, one.m, one.n, one.k);
     fmt::print("  {:>5} x {:>5} x {:>5}{:>12.1f} GFLOP/s{:>12.1f} by the formula\n", one.m, one.n, one.k,
                one.flops() / one.seconds / 1e9, one.flops() / formula / 1e9);
   }
   const StepFit& fit = measured.step_fit;
-  const std::string bytes = fit.kernel_bytes_per_second > 0
-                                ? fmt::format(" and its bytes at {:.2f} GB/s", fit.kernel_bytes_per_second / 1e9)
-                                : "";
-  fmt::print("{} layers: a kernel takes {:.1f} us{} beside products; typical error {:.0f} %, worst {:.0f} %\n",
-             rate.dtype, 1e6 * fit.kernel_seconds, bytes, 100 * fit.typical_error, 100 * fit.worst_error);
+  for (const auto& [name, cost] :
+       {std::pair("attention", &rate.attention), {"its backward", &rate.attention_backward}}) {
+    fmt::print("{} {}: {:.1f} GFLOP/s, and {:.2f} us for each row of queries\n", rate.dtype, name, cost->flops / 1e9,
+               1e6 * cost->row_seconds);
+  }
+  const auto rate_text = [](const char* what, double bytes_per_second) {
+    return bytes_per_second > 0 ? fmt::format(", {} {:.2f} GB/s", what, bytes_per_second / 1e9) : "";
+  };
+  fmt::print("{} layers: a kernel takes {:.1f} us{}{}; typical error {:.0f} %, worst {:.0f} %\n", rate.dtype,
+             1e6 * fit.kernel_seconds, rate_text("bytes of others than products at", fit.kernel_bytes_per_second),
+             rate_text("operands of products at", fit.operand_bytes_per_second), 100 * fit.typical_error,
+             100 * fit.worst_error);
   for (const TimedStep& step : measured.steps) {
     fmt::print("  {:<42}{:>10.2f} ms, {} kernels\n", step.what, 1e3 * step.seconds, step.kernels.size());
   }
@@ -71,14 +78,11 @@ void print_hardware(const MeasuredHardware& measured, int threads) {
   line("memory rate", fmt::format("{:.2f} GB/s (read + written); {:.2f} GB/s copying",
                                   device.memory_bytes_per_second / 1e9, device.host_bytes_per_second / 1e9));
   line("launch", fmt::format("{:.2f} us", device.launch_seconds * 1e6));
-  line("attention", fmt::format("{:.0f} % of the rate of products", 100 * device.attention_fraction));
   if (level.devices > 1) {
     line("link", fmt::format("{:.2f} us, {:.2f} GB/s when all send; an all-reduce reaches {:.0f} % of it",
                              level.latency_seconds * 1e6, level.bytes_per_second / 1e9, 100 * level.fraction));
   }
-  for (const MeasuredProducts& products : measured.products) {
-    print_products(products, device.units, device.launch_seconds);
-  }
+  for (const MeasuredProducts& products : measured.products) print_products(products, device);
 }
 
 }  // namespace

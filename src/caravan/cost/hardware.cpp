@@ -42,6 +42,18 @@ const HardwareDevice& Hardware::device_of(int64_t rank) const {
                     .action = "add it to the devices"});
 }
 
+std::vector<Hardware::UsedHosts> Hardware::used_hosts(int64_t num_ranks) const {
+  std::vector<UsedHosts> used;
+  int64_t first = 0;
+  for (const HostKind& host : hosts) {
+    const int64_t devices = std::min(num_ranks - first, host.count * host.devices);
+    if (devices <= 0) break;
+    used.push_back({&host, &device_of(first), devices});
+    first += devices;
+  }
+  return used;
+}
+
 bool Hardware::is_uniform() const noexcept {
   return std::ranges::all_of(hosts, [&](const HostKind& host) {
     const auto is_kind = [&](const HardwareDevice& device) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -8,6 +9,14 @@
 #include <vector>
 
 namespace caravan {
+
+/// Fused attention of one dtype, in one direction: FLOPs at a rate, and seconds for each row of queries.
+struct AttentionCost {
+  double flops = 0;  ///< FLOP/s; 0: unknown
+  double row_seconds = 0;
+
+  bool operator==(const AttentionCost&) const = default;
+};
 
 /// Matrix products of one dtype on a device. A product m x n x k is computed tile by tile, as many at once as the
 /// device has units: ceil(tiles / units) waves of 2 tile_m tile_n (k + ramp_k) FLOPs a unit, each at flops / units.
@@ -23,6 +32,10 @@ struct ProductRate {
   double unaligned = 0.34;             ///< of `flops`, in 16 bit and less (KernelWork::is_unaligned)
   double kernel_bytes_per_second = 0;  ///< that other kernels of this dtype reach; 0: that of the device's memory
   double kernel_seconds = 0;           ///< that any kernel in this dtype takes besides; 0: the device's launch
+  /// At which operands and results of products move, before and after the product; 0: they move beside it, at the rate
+  /// of the device's memory. Products that are measured alone have their operands in a cache, those of a step have not.
+  double operand_bytes_per_second = 0;
+  AttentionCost attention{}, attention_backward{};  ///< unknown: HardwareDevice::attention_fraction
 
   bool operator==(const ProductRate&) const = default;
 };
@@ -95,6 +108,14 @@ struct Hardware {
   /// The device of a rank. Throws UsageError for a rank that it does not have.
   const HardwareDevice& device_of(int64_t rank) const;
   const HostKind& host_of(int64_t rank) const;
+  /// The kinds of hosts that the first `num_ranks` devices are on, with the first device of each and how many they are.
+  struct UsedHosts {
+    const HostKind* kind;
+    const HardwareDevice* device;
+    int64_t num_devices;
+    int64_t in_one_host() const noexcept { return std::min(num_devices, kind->devices); }
+  };
+  std::vector<UsedHosts> used_hosts(int64_t num_ranks) const;
   /// Whether all devices are of one kind.
   bool is_uniform() const noexcept;
   /// The innermost level whose domains contain all `ranks` (ascending); the first for one rank.

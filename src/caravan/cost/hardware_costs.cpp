@@ -21,13 +21,6 @@ double bytes_of_dtype(std::string_view dtype) {
 /// Products of one kernel.
 double count_of(const KernelWork& work) { return static_cast<double>(work.batch) * static_cast<double>(work.products); }
 
-/// Operands and result.
-double product_bytes(const KernelWork& work) {
-  if (work.bytes > 0) return static_cast<double>(work.bytes);
-  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
-  return count_of(work) * bytes_of_dtype(work.dtype) * (m * k + k * n + m * n);
-}
-
 /// Seconds of the tiles of a product on an accelerator, of which `rate` FLOP/s are computed by one unit.
 double tiled_seconds(const KernelWork& work, const fitted::Tile& tile, double ramp_k, double units, double rate) {
   const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
@@ -69,6 +62,12 @@ double bytes_per_second_of(const HardwareDevice& device, const KernelWork& work)
 }
 
 }  // namespace
+
+double product_bytes(const KernelWork& work) noexcept {
+  if (work.bytes > 0) return static_cast<double>(work.bytes);
+  const auto m = static_cast<double>(work.m), n = static_cast<double>(work.n), k = static_cast<double>(work.k);
+  return count_of(work) * bytes_of_dtype(work.dtype) * (m * k + k * n + m * n);
+}
 
 double ring_bytes(Verb verb, double bytes, int64_t ranks) noexcept {
   const auto n = static_cast<double>(ranks);
@@ -132,9 +131,16 @@ double HardwareCosts::seconds(const KernelWork& work, const HardwareDevice& devi
     const double computes = device.is_processor
                                 ? product_seconds(rate, device.units, work.m, work.n, work.k, count_of(work))
                                 : accelerator_product(work, device, rate);
-    return std::max(computes, product_bytes(work) / device.memory_bytes_per_second) + launch;
+    const double bytes = product_bytes(work);
+    if (rate.operand_bytes_per_second > 0) return computes + bytes / rate.operand_bytes_per_second + launch;
+    return std::max(computes, bytes / device.memory_bytes_per_second) + launch;
   }
   const bool is_forward = work.products <= 2;
+  const AttentionCost& measured = is_forward ? rate.attention : rate.attention_backward;
+  if (measured.flops > 0) {
+    const auto rows = static_cast<double>(work.batch) * static_cast<double>(work.m);
+    return work.flops() / measured.flops + rows * measured.row_seconds + launch;
+  }
   double share = is_forward ? attention_.forward : attention_.backward;
   if (share == 0) {
     const double of_forward = fitted::kFlash2.backward / fitted::kFlash2.forward;
@@ -228,7 +234,7 @@ double HardwareCosts::message_seconds(double bytes, const RankGroup& two, std::v
     const bool is_measured = hardware_.devices.front().is_processor;  // by messages
     const double begins = is_measured ? 0 : fitted::kMessageSeconds;
     const double share = is_measured ? 1 : level.fraction;
-    const double busy = bytes / (level.bytes_per_second * share);
+    const double busy = bytes / (level.bytes_per_second * share / level.oversubscription);
     if (of_level != nullptr) {
       of_level->resize(i + 1, 0);
       of_level->back() = busy;
@@ -268,11 +274,9 @@ double HardwareCosts::launch_seconds(const StepTimeline::Call& /*call*/, int ran
 
 double HardwareCosts::straggling(int num_ranks) const {
   if (hardware_.devices.front().is_processor) return 0;
-  int64_t hosts = 0, devices = 0;
-  for (const HostKind& host : hardware_.hosts) {
-    const int64_t needed = (std::max<int64_t>(0, num_ranks - devices) + host.devices - 1) / host.devices;
-    hosts += std::min(host.count, needed);
-    devices += host.count * host.devices;
+  int64_t hosts = 0;
+  for (const auto& [kind, device, num_devices] : hardware_.used_hosts(num_ranks)) {
+    hosts += (num_devices + kind->devices - 1) / kind->devices;
   }
   return fitted::kJitter * std::log2(static_cast<double>(std::max<int64_t>(1, hosts)));
 }

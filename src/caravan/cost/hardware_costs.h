@@ -23,6 +23,9 @@ struct RankGroup {
 /// every rank has before an all-reduce or reduce-scatter, and after an all-gather. Of all_to_all each has 1/ranks.
 double ring_bytes(Verb verb, double bytes, int64_t ranks) noexcept;
 
+/// Operands and results of a kernel of products.
+double product_bytes(const KernelWork& work) noexcept;
+
 /// The time of kernels and calls on described hardware, from the data of its devices and links and the numbers in
 /// constants.h.
 ///

@@ -23,8 +23,19 @@ const std::vector<std::string> kTopKeys{"name", "source", "restart", "device", "
 const std::vector<std::string> kDeviceKeys{"like",           "name",     "units",       "products",    "attention",
                                            "memory",         "reserved", "memory_rate", "launch",      "host_rate",
                                            "price_per_hour", "mtbf",     "time_error",  "is_processor"};
-const std::vector<std::string> kProductKeys{"peak",      "reached",   "tile",        "ramp_k",
-                                            "sustained", "unaligned", "kernel_rate", "kernel"};
+const std::vector<std::string> kProductKeys{"peak",
+                                            "reached",
+                                            "tile",
+                                            "ramp_k",
+                                            "sustained",
+                                            "unaligned",
+                                            "kernel_rate",
+                                            "kernel",
+                                            "operand_rate",
+                                            "attention",
+                                            "attention_row",
+                                            "attention_backward",
+                                            "attention_backward_row"};
 const std::vector<std::string> kHostKeys{"count",     "device",    "devices",    "memory",
                                          "copy_rate", "disk_read", "disk_write", "storage_rate"};
 const std::vector<std::string> kLevelKeys{"name",           "devices",          "rate", "latency", "fraction",
@@ -79,6 +90,19 @@ ProductRate read_product(const HardwareTable& table, const ProductRate& base) {
   rate.kernel_bytes_per_second =
       table.quantity("kernel_rate", Quantity::bytes_per_second, base.kernel_bytes_per_second, Zero::allowed);
   rate.kernel_seconds = table.quantity("kernel", Quantity::seconds, base.kernel_seconds, Zero::allowed);
+  rate.operand_bytes_per_second =
+      table.quantity("operand_rate", Quantity::bytes_per_second, base.operand_bytes_per_second, Zero::allowed);
+  const auto read_attention = [&](const std::string& key, AttentionCost& cost) {
+    cost.flops = table.quantity(key, Quantity::flops_per_second, cost.flops, Zero::allowed);
+    cost.row_seconds = table.quantity(key + "_row", Quantity::seconds, cost.row_seconds, Zero::allowed);
+    if (cost.flops == 0 && cost.row_seconds > 0)
+      table.refuse(key, "is missing, and there is " + key + "_row", "add it");
+  };
+  read_attention("attention", rate.attention);
+  read_attention("attention_backward", rate.attention_backward);
+  if ((rate.attention.flops > 0) != (rate.attention_backward.flops > 0)) {
+    table.refuse(rate.attention.flops > 0 ? "attention_backward" : "attention", "is missing", "add both, or neither");
+  }
   return rate;
 }
 

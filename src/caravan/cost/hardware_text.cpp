@@ -64,12 +64,16 @@ std::string product_line(const ProductRate& rate) {
   if (rate.ramp_k != usual.ramp_k) text += fmt::format(", ramp_k = {}", rate.ramp_k);
   if (rate.sustained != usual.sustained) text += fmt::format(", sustained = {}", rate.sustained);
   if (rate.unaligned != usual.unaligned) text += fmt::format(", unaligned = {}", rate.unaligned);
-  if (rate.kernel_bytes_per_second > 0) {
-    text += fmt::format(", kernel_rate = {}", as_value(rate.kernel_bytes_per_second, Quantity::bytes_per_second));
-  }
-  if (rate.kernel_seconds > 0) {
-    text += fmt::format(", kernel = {}", as_value(rate.kernel_seconds, Quantity::seconds));
-  }
+  const auto add = [&](const char* key, double value, Quantity quantity) {
+    if (value > 0) text += fmt::format(", {} = {}", key, as_value(value, quantity));
+  };
+  add("kernel_rate", rate.kernel_bytes_per_second, Quantity::bytes_per_second);
+  add("kernel", rate.kernel_seconds, Quantity::seconds);
+  add("operand_rate", rate.operand_bytes_per_second, Quantity::bytes_per_second);
+  add("attention", rate.attention.flops, Quantity::flops_per_second);
+  add("attention_row", rate.attention.row_seconds, Quantity::seconds);
+  add("attention_backward", rate.attention_backward.flops, Quantity::flops_per_second);
+  add("attention_backward_row", rate.attention_backward.row_seconds, Quantity::seconds);
   return text + "}";
 }
 

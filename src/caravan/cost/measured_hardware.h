@@ -5,18 +5,9 @@
 
 #include "caravan/comm/communicator.h"
 #include "caravan/cost/hardware.h"
-#include "caravan/cost/product_fit.h"
-#include "caravan/cost/step_fit.h"
+#include "caravan/cost/time_kernels.h"
 
 namespace caravan {
-
-/// The products of one dtype that were timed, and the formula for them.
-struct MeasuredProducts {
-  std::vector<TimedProduct> products{};
-  ProductFit fit{};
-  std::vector<TimedStep> steps{};  ///< passes through layers in this dtype
-  StepFit step_fit{};
-};
 
 /// What is measured, and for how long.
 struct MeasureLimits {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,7 +26,14 @@ namespace fs = std::filesystem;
 
 constexpr double kFresh_s = 24 * 3600;
 /// Of what is measured and how: another one does not find files of this one.
-constexpr int kMeasurementFormat = 1;
+constexpr int kMeasurementFormat = 2;
+
+/// 0: unknown.
+double load_of_core() {
+  double minute = 0;
+  if (::getloadavg(&minute, 1) != 1) return 0;
+  return minute / std::max(1, measure::read_host_facts().num_cores_of_host);
+}
 
 /// The ranks of each host; equal numbers of neighbours.
 int ranks_per_host(const std::vector<std::string>& hosts) {
@@ -160,10 +168,13 @@ JobHardware job_hardware(Communicator& world, const JobPlace& place, const fs::p
   if (world.rank() == 0) found = find_measured(file, world.size());
   if (broadcast_text(world, found ? "found" : "", 0, "measured hardware") == "found")
     return found.value_or(JobHardware());
+  std::array<double, 1> load{load_of_core()};
+  measure::take_slowest(world, load);
   const auto begin = std::chrono::steady_clock::now();
   JobHardware measured{.hardware = measure_hosts(world, per_host, place.threads, limits)};
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   measured.measured_seconds = taken.count();
+  measured.load_of_core = load[0];
   if (world.rank() == 0) {
     const std::string text = to_toml(measured.hardware);
     keep(file, text);

@@ -20,6 +20,8 @@ struct JobHardware {
   Hardware hardware{};          ///< on rank 0
   double measured_seconds = 0;  ///< how long the measurement took; 0: it is of the cache
   double age_seconds = 0;       ///< of a measurement from the cache
+  /// Of a new one: programs that ran or waited to run on a core, in the minute before, on the busiest host.
+  double load_of_core = 0;
 };
 
 /// The hardware of a job: each rank of `world` is a device. Every rank calls it, with its own place.

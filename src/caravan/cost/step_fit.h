@@ -18,12 +18,15 @@ struct TimedStep {
 struct StepFit {
   double kernel_seconds = 0;
   double kernel_bytes_per_second = 0;
+  double operand_bytes_per_second = 0;
   double typical_error = 0;  ///< root mean square of the logarithm of formula / time
   double worst_error = 0;
 };
 
-/// What other kernels than products take on `device`, and any kernel besides its work, so that the time of each step in
-/// `dtype` is nearest to what it took: least squares of relative errors. Products and attention are known.
+/// What other kernels than products take on `device`, any kernel besides its work, and products for operands that are
+/// in no cache, so that the time of each step in `dtype` is nearest to what it took: least squares of relative errors,
+/// nothing takes less than no time, and bytes that the steps do not tell apart go at the rate of the memory. The
+/// arithmetic of products and attention is known.
 StepFit fit_kernels(const HardwareDevice& device, const std::string& dtype, const std::vector<TimedStep>& steps);
 
 }  // namespace caravan
