@@ -14,4 +14,6 @@ AcceleratorScope::AcceleratorScope(bool is_accelerator) noexcept
 AcceleratorScope::~AcceleratorScope() { stands_for_accelerator = before_; }
 bool AcceleratorScope::is_active() noexcept { return stands_for_accelerator; }
 
+bool is_on_accelerator(const at::Tensor& x) { return x.is_cuda() || (x.is_meta() && AcceleratorScope::is_active()); }
+
 }  // namespace caravan

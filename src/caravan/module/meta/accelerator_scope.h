@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace caravan {
 
 /// While it lives, tensors without memory of this thread stand for those of an accelerator: kernels are chosen as
@@ -15,5 +17,8 @@ class AcceleratorScope {
  private:
   bool before_;
 };
+
+/// Whether a tensor is on an accelerator, or stands for one that is.
+bool is_on_accelerator(const at::Tensor& x);
 
 }  // namespace caravan

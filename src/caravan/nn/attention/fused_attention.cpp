@@ -106,7 +106,7 @@ at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Ten
 }
 
 bool attends_in_fp32(const at::Tensor& q) {
-  if (q.is_cuda() || (q.is_meta() && AcceleratorScope::is_active())) return false;
+  if (is_on_accelerator(q)) return false;
   return q.scalar_type() == at::kHalf ||
          (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }

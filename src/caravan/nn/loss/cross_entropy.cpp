@@ -14,6 +14,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
+#include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/loss/check_labels.h"
@@ -210,7 +211,8 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
                     const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
     if (!labels.is_meta()) check_labels(labels, task.vocabulary);
     const int64_t tokens = hidden.size(0);
-    const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary);  // the same on ranks with other pieces
+    // The same on ranks with other pieces.
+    const int64_t chunk = tokens_per_chunk(tokens, task.vocabulary, is_on_accelerator(hidden));
     double loss = 0;
     for (int64_t first = 0; first < tokens; first += chunk) {
       // On meta tensors, which may have billions of rows, a few chunks stand for many.

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "caravan/module/count_kernel.h"
+#include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/loss/check_labels.h"
@@ -99,7 +100,7 @@ class LossTask final : public TileTask {
   template <class Visit>
   void for_each_chunk(const TileRows& tile, Visit visit) const {
     const int64_t tokens = hidden_.size(0);
-    const int64_t chunk = tokens_per_chunk(tokens, tile.count);
+    const int64_t chunk = tokens_per_chunk(tokens, tile.count, is_on_accelerator(hidden_));
     for (int64_t first = 0; first < tokens; first += chunk) visit(first, std::min(chunk, tokens - first));
   }
 

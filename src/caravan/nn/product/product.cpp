@@ -94,9 +94,7 @@ const Choices::Entry& in_use() {
 
 /// Whether the choice applies to a product of these operands on `rows` tokens.
 bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (a.is_cuda() || (a.is_meta() && AcceleratorScope::is_active()) || rows < kFewRows || a.numel() == 0 ||
-      b.numel() == 0)
-    return false;
+  if (is_on_accelerator(a) || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
   const at::ScalarType type = a.scalar_type();
   return type == at::kFloat || type == at::kHalf ||
          (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
