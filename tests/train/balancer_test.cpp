@@ -90,6 +90,9 @@ TEST(DealRecord, OtherFilesAreRefusedWithTheirLine) {
   EXPECT_THAT(
       message_of<DataError>([&] { parse_deals(deal + RecordedDeal{.step = 2, .rows = {1}}.to_json() + '\n', "a"); }),
       HasSubstr("its step is before the last one"));
+  EXPECT_THAT(message_of<DataError>(
+                  [&] { parse_deals(RecordedDeal{.step = 2, .micro_batches = 0, .rows = {1}}.to_json() + '\n', "a"); }),
+              HasSubstr("micro_batches"));
 }
 
 }  // namespace

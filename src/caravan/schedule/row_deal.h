@@ -34,7 +34,7 @@ std::vector<int64_t> deal_rows(const RowsToDeal& what, const std::vector<double>
 /// When the last coordinate has computed its rows, in the unit of time of the speeds.
 double end_of_deal(const std::vector<int64_t>& rows, const std::vector<double>& speeds);
 
-/// What is wrong with a deal of these rows: "3 coordinates, but the axis has 2"; "" if it is possible.
+/// What is wrong with a deal of these rows: "3 rows in a step, but there are 4"; "" if it is possible.
 std::string why_not(const RowsToDeal& what, const std::vector<int64_t>& rows);
 
 /// The rows of the largest micro-batch of a deal.

@@ -39,6 +39,7 @@ std::vector<RecordedDeal> parse_deals(std::string_view text, const std::string& 
     } catch (const nlohmann::json::exception&) {
       refuse("is not a deal: step, micro_batches and rows");
     }
+    if (deals.back().step < 0 || deals.back().micro_batches < 1) refuse("has a step or micro_batches that are none");
     if (deals.size() > 1 && deals.back().step < deals[deals.size() - 2].step) refuse("its step is before the last one");
   }
   return deals;
