@@ -131,7 +131,7 @@ def measure(name, model, ranks, arguments, caravan, folder):
             continue
         layouts.append(one)
     best = layouts[0]
-    again = [best, *(one for one in sorted(layouts, key=median) if one is not best)[:5]]
+    again = [best, *[one for one in sorted(layouts, key=median) if one is not best][:5]]
     for _ in range(2):
         for one in again:
             one["times"] += trainer.train(one["recipe"], one["keys"])[0] or []
