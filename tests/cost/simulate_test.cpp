@@ -261,7 +261,7 @@ TEST(StepTimeline, KernelsThatAreEqualAreKeptOnce) {
   EXPECT_EQ(timeline.kernels.size(), 2U);
   EXPECT_EQ(timeline.moments.size(), 4U);
   EXPECT_EQ(timeline.flops(), 3 * 2 * 2 * 3 * 5);
-  EXPECT_EQ(timeline.bytes_of(KernelWork::Kind::memory), 7);
+  EXPECT_EQ(timeline.kernels[1].bytes, 7);
   KernelWork attention = product;
   attention.kind = KernelWork::Kind::attention;
   attention.products = 2;

@@ -53,7 +53,9 @@ class Place {
     return {recipe, layout_text(recipe, num_ranks()), estimate(recipe)};
   }
   PlannedLayout best(const Recipe& recipe) const {
-    const SearchResult result = search_layouts(recipe, predictor(), {.seconds = 5, .most_rows = 1});
+    // Far more than it takes: what is chosen must not depend on the speed of the machine.
+    const SearchResult result = search_layouts(recipe, predictor(), {.seconds = 60, .most_rows = 1});
+    EXPECT_TRUE(result.is_complete);
     EXPECT_TRUE(result.fits());
     return result.best.front();
   }

@@ -30,7 +30,8 @@ std::vector<Recipe> refined(const Predictor& predictor, const Recipe& recipe, st
              one.split.micro_batch != only[0].split.micro_batch;
     });
   }
-  return refined_layouts(sketcher, SketchQueue(std::move(all), room), predictor.num_ranks(), 0);
+  return refined_layouts(sketcher, SketchQueue(std::move(all), room), predictor.num_ranks(), 0,
+                         [](const Recipe&) { return true; });
 }
 
 TEST(Refine, RecomputesNoMoreLayersThanItMust) {

@@ -68,10 +68,22 @@ TEST(SketchQueue, LearnsFromEstimates) {
   Prediction slower{.seconds = 2};
   slower.memory[MemoryKind::parameters] = 30;
   queue.learn(*first, slower);
-  EXPECT_EQ(queue.take()->seconds, 4);  // 3 of the same schedule is 6 now, and 2 does not fit
-  EXPECT_EQ(queue.take()->technique, "zero1");
-  EXPECT_EQ(queue.take()->bytes, 10);  // 30 now, as the last
+  // Of the same schedule 3 s are 6 now. Its 10 bytes are 30, also with another technique until one of these is known.
+  EXPECT_EQ(queue.take()->seconds, 4);
+  const LayoutSketch other = sketch_of("zero1", "a", 3, 10);
+  EXPECT_EQ(queue.seconds(other), 6);
+  EXPECT_EQ(queue.bytes(other), 30);
+  EXPECT_EQ(queue.bytes(sketch_of("zero1", "b", 3, 10)), 30);
+  EXPECT_EQ(queue.seconds(sketch_of("zero1", "b", 3, 10)), 3);
+  EXPECT_EQ(queue.bytes(sketch_of("zero1", "", 3, 10)), 10) << "without stages nothing was learned";
+  Prediction known{.seconds = 6};
+  known.memory[MemoryKind::parameters] = 15;
+  queue.learn(other, known);
+  EXPECT_EQ(queue.bytes(other), 15);
+  EXPECT_EQ(queue.bytes(sketch_of("zero2", "a", 3, 10)), 15) << "the least that was learned";
+  EXPECT_EQ(queue.take()->technique, "zero1") << "it fits again";
   EXPECT_EQ(queue.take([](const LayoutSketch& one) { return one.seconds > 4; }), nullptr);
+  EXPECT_EQ(queue.take()->seconds, 2);
   EXPECT_EQ(queue.take()->bytes, 30);
   EXPECT_EQ(queue.take(), nullptr);
 }

@@ -133,6 +133,16 @@ TEST(UnitChoice, ManySumsAreRounded) {
   const auto choice = choose_units(problem);
   ASSERT_TRUE(choice);
   EXPECT_NEAR(choice->seconds, seconds_of(problem, choice->units_of_stage, choice->ways), 1e-9 * choice->seconds);
+  // No layout takes less than its layers, kept, dealt without remainder, with the bubble.
+  double kept = 0;
+  for (const std::vector<UnitWay>& ways : problem.units) kept += ways[0].seconds;
+  EXPECT_GT(choice->seconds, kept / 4 * (16 + 3));
+  // Another way for one unit, or the next cut, is no better beyond the rounding of bytes.
+  for (size_t unit = 0; unit < problem.units.size(); ++unit) {
+    std::vector<size_t> ways = choice->ways;
+    ways[unit] = 1 - ways[unit];
+    EXPECT_GE(seconds_of(problem, choice->units_of_stage, ways), 0.99 * choice->seconds);
+  }
 }
 
 }  // namespace

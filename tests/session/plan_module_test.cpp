@@ -138,7 +138,7 @@ TEST(PlanModule, TheBestIsTheBestOfAll) {
     const Hardware hardware = plain_hosts(2, 2, rate);
     const HardwareCosts costs(hardware);
     const auto seconds_of = [&](const PlannedModule& one) {
-      return predict_rehearsed(rehearsals_of(net, one, 2), hardware, costs).seconds;
+      return predict_rehearsed(rehearsals_of(net, one, 2), costs).seconds;
     };
     double least = std::numeric_limits<double>::max();
     for (const PlannedModule& one : all_layouts()) least = std::min(least, seconds_of(one));

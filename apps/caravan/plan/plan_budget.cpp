@@ -13,14 +13,9 @@ namespace caravan::app {
 
 std::optional<double> price_of_hour(const Hardware& hardware, int64_t num_ranks) {
   double sum = 0;
-  int64_t left = num_ranks;
-  for (const HostKind& host : hardware.hosts) {
-    const int64_t devices = std::min(left, host.count * host.devices);
-    if (devices == 0) break;
-    const double price = hardware.device_of(num_ranks - left).price_per_hour;
-    if (price <= 0) return std::nullopt;
-    sum += static_cast<double>(devices) * price;
-    left -= devices;
+  for (const auto& [host, device, num_devices] : hardware.used_hosts(num_ranks)) {
+    if (device->price_per_hour <= 0) return std::nullopt;
+    sum += static_cast<double>(num_devices) * device->price_per_hour;
   }
   return sum;
 }

@@ -26,6 +26,7 @@ double Flows::is_free(const std::string& channel) const {
   if (found == channels_.end()) return now_;
   const auto last = std::ranges::find(open_.rbegin(), open_.rend(), found->second, &Flow::channel);
   if (last == open_.rend()) return now_;
+  if (last->fixed < kNever) return last->fixed;
   Flows undisturbed = *this;
   return undisturbed.finish(last->number).end;
 }
@@ -65,7 +66,8 @@ void Flows::step(double limit) {
   for (Flow& flow : open_) {
     if (!flow.runs()) continue;
     if (flow.end > next) flow.left *= (flow.end - next) / (flow.end - now_);
-    if (flow.end <= next) through_[flow.number] = {flow.begin, flow.end};
+    // Nobody asks for the end of one that was fixed: it was known when it began.
+    if (flow.end <= next && flow.fixed == kNever) through_[flow.number] = {flow.begin, flow.end};
   }
   std::erase_if(open_, [next](const Flow& flow) { return flow.runs() && flow.end <= next; });
   now_ = next;

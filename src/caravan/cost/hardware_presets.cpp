@@ -33,7 +33,7 @@ constexpr double kHopper500W = 0.667;       // the same, by the rule that a rate
 constexpr double kHopper350W = 0.659;       // 350 of 500 W
 constexpr double kVoltaShare = 0.72;        // of the peak
 constexpr double kRtxShare = 0.9;           // consumer cards sum at half rate, so the units wait less for operands
-// Errors of predicted steps, nine times in ten. Of 967 published runs, nearly all on A100 and H100, the ninth decile is
+// Errors of predicted steps, nine times in ten. Of 966 published runs, nearly all on A100 and H100, the ninth decile is
 // 11.6 % (docs/design/cost.md). Nothing is published for the others: their errors are assumed.
 constexpr double kPublishedError = 0.12;      // chips with published steps
 constexpr double kProductsError = 0.2;        // with measured products alone

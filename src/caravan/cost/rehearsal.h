@@ -41,6 +41,8 @@ struct RehearsedEvent {
 /// nothing (comm/record.h). It allocates and sends exactly what the step allocates and sends.
 struct Rehearsal {
   int rank = 0;
+  /// The rank whose device computes it: where devices differ, the slowest of those that do the same. -1: its own.
+  int slowest_rank = -1;
   /// Events of RehearsedSteps::step, in order. Whatever happens between two of them counts for the first.
   std::vector<RehearsedEvent> events{};
   MemoryBytes peak{};           ///< peak since the first tensor of the model

@@ -50,8 +50,8 @@ class Actor {
     result_.rank = of.rank;
     result_.flops = of.timeline->flops();
     for (const KernelWork& work : of.timeline->kernels) {
-      kernel_seconds_.push_back(costs.seconds(work, of.rank));
-      kernel_launches_.push_back(costs.launch_seconds(work, of.rank));
+      kernel_seconds_.push_back(costs.seconds(work, of.rank_of_device()));
+      kernel_launches_.push_back(costs.launch_seconds(work, of.rank_of_device()));
     }
   }
 
@@ -152,7 +152,7 @@ class Actor {
 
 void Actor::begin(Meetings& meetings, const Moment& moment, const std::vector<int>& simulated) {
   const Call& call = of_.timeline->calls[static_cast<size_t>(moment.index)];
-  host_ += costs_.launch_seconds(call, of_.rank);
+  host_ += costs_.launch_seconds(call, of_.rank_of_device());
   std::vector<int> pair;
   const std::vector<int>& ranks = ranks_of(call, pair);
   // Messages pair up by their labels, collectives by their order.

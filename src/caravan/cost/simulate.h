@@ -36,6 +36,8 @@ struct RankTimeline {
   const StepTimeline* timeline = nullptr;
   /// By axis, the ranks of the world that calls over it concern, this one included.
   const std::map<std::string, std::vector<int>>* ranks_of_axis = nullptr;
+  int device_rank = -1;  ///< the rank whose device computes it; -1: its own
+  int rank_of_device() const noexcept { return device_rank < 0 ? rank : device_rank; }
 };
 
 /// A step on a clock.

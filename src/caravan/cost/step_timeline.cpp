@@ -14,16 +14,6 @@ double StepTimeline::flops() const noexcept {
   return sum;
 }
 
-double StepTimeline::bytes_of(KernelWork::Kind kind) const noexcept {
-  double sum = 0;
-  for (const Moment& moment : moments) {
-    if (moment.kind != Kind::kernel) continue;
-    const KernelWork& work = kernels[static_cast<size_t>(moment.index)];
-    sum += work.kind == kind ? static_cast<double>(work.bytes) : 0;
-  }
-  return sum;
-}
-
 void TimelineBuilder::begin_event(const std::string& what) {
   event_ = static_cast<int32_t>(timeline_.events.size());
   timeline_.events.push_back(what);

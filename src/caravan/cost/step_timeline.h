@@ -36,9 +36,7 @@ struct StepTimeline {
   std::vector<Call> calls{};
   std::vector<Moment> moments{};
 
-  /// Sum over all kernels of one kind.
-  double flops() const noexcept;
-  double bytes_of(KernelWork::Kind kind) const noexcept;
+  double flops() const noexcept;  ///< of all kernels
 };
 
 /// A timeline that is built moment by moment.
@@ -48,7 +46,6 @@ class TimelineBuilder {
   void begin_event(const std::string& what);
   /// What follows belongs to an event that has begun before.
   void return_to(int32_t event) noexcept { event_ = event; }
-  int32_t event() const noexcept { return event_; }
   void add(const KernelWork& work);
   /// Returns the number of the call.
   int32_t begin(StepTimeline::Call call);

@@ -1,9 +1,13 @@
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "caravan/base/text.h"
 #include "caravan/plan/search.h"
 #include "caravan/plan/sentences.h"
 #include "caravan/techniques/offload/kinds.h"

@@ -31,13 +31,14 @@ namespace {
 constexpr size_t kRowsOfSearch = 3;  // rehearsed whole; a user of --auto sees one
 constexpr size_t kReasonsToShow = 2;
 
-/// Keys of the layout that the command line gives, with their values.
+/// Keys of the layout that the command line gives, with their values; "auto" leaves the choice.
 std::vector<std::pair<const RecipeKey*, RecipeValue>> fixed_keys(const Recipe& recipe) {
   std::vector<std::pair<const RecipeKey*, RecipeValue>> fixed;
   for (const RecipeKey& key : recipe_keys()) {
     const auto given = recipe.locations.find(key.name);
     if (given == recipe.locations.end() || !given->second.starts_with("--set") || !is_layout_key(key.name)) continue;
-    fixed.emplace_back(&key, key.get(recipe));
+    const RecipeValue value = key.get(recipe);
+    if (value != RecipeValue("auto")) fixed.emplace_back(&key, value);
   }
   return fixed;
 }
@@ -158,18 +159,20 @@ std::string age_text(double seconds) {
 }
 
 /// On rank 0: the best layout, as a record.
-PlanRecord search(const Recipe& recipe, const Hardware& hardware, int num_ranks, const AutoOptions& options) {
+PlanRecord search(const Recipe& recipe, const Hardware& hardware, int num_ranks, const AutoOptions& options,
+                  DataObserver& observer) {
   const int64_t vocabulary = options.vocabulary();
   Recipe start = recipe;
   start.model.vocabulary = vocabulary;
   const HardwareCosts costs(hardware);
   const Predictor predictor(hardware, costs, num_ranks, vocabulary);
   const auto fixed = fixed_keys(recipe);
-  const SearchResult result = search_layouts(
-      start, predictor,
-      {.seconds = options.search_seconds, .most_rows = kRowsOfSearch, .allows = [&](const Recipe& other) {
-         return changed_key(fixed, other, num_ranks) == nullptr;
-       }});
+  const SearchResult result =
+      search_layouts(start, predictor,
+                     {.seconds = options.search_seconds,
+                      .most_rows = kRowsOfSearch,
+                      .progress = [&](size_t) { observer.advance(0); },  // throws if a rank is lost
+                      .allows = [&](const Recipe& other) { return changed_key(fixed, other, num_ranks) == nullptr; }});
   if (!result.fits()) refuse_result(result, num_ranks);
   const PlannedLayout& best = result.best.front();
   PlanRecord record{.num_ranks = num_ranks,
@@ -210,10 +213,10 @@ std::string planned(const Recipe& recipe, Communicator& world, const AutoOptions
   MemoryCounter::current().reset_peak();  // the peak of the run is its own
   std::string text;
   std::exception_ptr error;
-  const auto work = [&](DataObserver&) {
+  const auto work = [&](DataObserver& observer) {
     try {
-      text = search(recipe, measured.hardware, world.size(), options).to_json();
-    } catch (...) {
+      text = search(recipe, measured.hardware, world.size(), options, observer).to_json();
+    } catch (const Error&) {
       error = std::current_exception();
     }
   };
@@ -223,6 +226,13 @@ std::string planned(const Recipe& recipe, Communicator& world, const AutoOptions
                                   world.size() == 1 ? "" : "s", measured.measured_seconds)
                     : fmt::format("plan      {} rank{}: measured {} ago (caravan cache)", world.size(),
                                   world.size() == 1 ? "" : "s", age_text(measured.age_seconds)));
+  }
+  constexpr double kBusy = 0.5;
+  if (world.rank() == 0 && measured.load_of_core > kBusy) {
+    options.say(
+        fmt::format("          other programs were running (load {:.1f} a core): predictions may be too slow, for a "
+                    "day; `caravan cache clear` forgets them",
+                    measured.load_of_core));
   }
   const bool searches = world.rank() == 0;
   work_jointly(world, searches ? std::function<void(DataObserver&)>(work) : nullptr, {.beat = beat_of(recipe)});

@@ -32,7 +32,7 @@ struct AutoLayout {
 /// The layout of a run on the ranks of `world`: of the plan in its folder, if the run is resumed on as many ranks; else
 /// with `plans` the best that a search finds for the hardware of these ranks, which it measures (job_hardware); else
 /// that of the recipe. Keys of the layout that --set gives stay as they are: a recorded layout with other values of
-/// them is not used. Every rank calls it with the same recipe; all get the same layout. Rank 0 searches meanwhile the
+/// them is not used. Every rank calls it with the same recipe; all get the same layout. Rank 0 searches while the
 /// others wait.
 ///
 /// Throws UsageError if the gradient of the recipe is not that of one process or no layout is legal on so many ranks,

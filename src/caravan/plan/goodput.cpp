@@ -37,22 +37,18 @@ struct JobFailures {
   bool assumes_mtbf = false, assumes_storage = false;
 };
 
-/// Walks the hosts of the first `num_ranks` devices.
 JobFailures failures_of(const Hardware& hardware, int num_ranks, int64_t rank_bytes) {
   JobFailures job;
-  int64_t left = num_ranks;
-  for (const HostKind& host : hardware.hosts) {
-    const int64_t devices = std::min(left, host.count * host.devices);
-    if (devices == 0) break;
-    const HardwareDevice& device = hardware.device_of(num_ranks - left);
-    job.assumes_mtbf |= device.mtbf_seconds <= 0;
-    job.per_second += static_cast<double>(devices) / (device.mtbf_seconds > 0 ? device.mtbf_seconds : kUsualMtbf);
+  for (const Hardware::UsedHosts& used : hardware.used_hosts(num_ranks)) {
+    const double mtbf = used.device->mtbf_seconds;
+    job.assumes_mtbf |= mtbf <= 0;
+    job.per_second += static_cast<double>(used.num_devices) / (mtbf > 0 ? mtbf : kUsualMtbf);
+    const HostKind& host = *used.kind;
     const double given =
         host.storage_bytes_per_second > 0 ? host.storage_bytes_per_second : host.disk_write_bytes_per_second;
     job.assumes_storage |= given <= 0;
-    const double bytes = static_cast<double>(std::min(devices, host.devices)) * static_cast<double>(rank_bytes);
+    const double bytes = static_cast<double>(used.in_one_host()) * static_cast<double>(rank_bytes);
     job.slowest_storage_seconds = std::max(job.slowest_storage_seconds, bytes / (given > 0 ? given : kUsualStorage));
-    left -= devices;
   }
   return job;
 }

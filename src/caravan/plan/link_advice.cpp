@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -96,7 +97,8 @@ BetweenHosts sent_between_hosts(const Recipe& recipe, const Predictor& predictor
 bool waits_for_parameters(const Prediction& one) {
   double sum = 0;
   for (const auto& [axis, seconds] : one.waits) {
-    if (!is_of_pipeline(axis) && axis != "world" && axis != "host" && axis != "disk") sum += seconds;
+    constexpr std::array kOthers{"world", "host", "disk", "launches"};
+    if (!is_of_pipeline(axis) && std::ranges::find(kOthers, axis) == kOthers.end()) sum += seconds;
   }
   return sum > kWaits * one.seconds;
 }

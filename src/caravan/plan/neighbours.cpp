@@ -1,5 +1,10 @@
 #include "caravan/plan/neighbours.h"
 
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "caravan/base/divisors.h"
@@ -75,10 +80,10 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
     const int64_t tiles = recipe.tiling.whole("tiles");
     add(recipe.tiling.full_name("tiles"), Numbers{tiles * 2, tiles / 2});
   }
-  if (recipe.pipeline.is_used()) {
-    add("pipeline.micro_batches", Numbers{plan.accumulation * 2, plan.accumulation / 2});
-  } else {
-    add("train.micro_batch", plan.micro_batch > 1 ? Numbers{plan.micro_batch * 2, plan.micro_batch / 2} : Numbers{2});
+  const bool is_pipeline = recipe.pipeline.is_used();
+  const int64_t now = is_pipeline ? plan.accumulation : plan.micro_batch;
+  for (const int64_t other : nearest(divisors(plan.rows()), now, 2)) {
+    if (other != now) all.push_back({{is_pipeline ? "pipeline.micro_batches" : "train.micro_batch", other}});
   }
   return all;
 }
@@ -125,13 +130,23 @@ std::optional<Recipe> changed_recipe(const Recipe& recipe, const std::vector<std
 }
 
 bool has_legal_degrees(const Recipe& recipe, int num_ranks) {
-  const int64_t others = ranks_per_replica(recipe) / recipe.tensor_parallel.degree / recipe.pipeline.degree;
-  for (const int64_t pp : divisors(num_ranks, 1, num_ranks)) {
-    for (const int64_t tp : divisors(num_ranks / pp, 1, num_ranks)) {
-      const int64_t replica = others * tp * pp;
-      if (num_ranks % replica != 0) continue;
-      if (changed_recipe(recipe, {{"mesh.tp", tp}, {"mesh.pp", pp}, {"mesh.dp", num_ranks / replica}}, num_ranks)) {
-        return true;
+  using Key = std::pair<std::string, RecipeValue>;
+  const auto is_legal = [&](int64_t pp, int64_t tp, int64_t cp, int64_t ep) {
+    const int64_t replica = pp * tp * cp * ep;
+    if (num_ranks % replica != 0) return false;
+    const std::vector<Key> keys{
+        {"mesh.pp", pp}, {"mesh.tp", tp}, {"mesh.cp", cp}, {"mesh.ep", ep}, {"mesh.dp", num_ranks / replica}};
+    const Key free{"train.micro_batch", std::string("auto")};
+    std::vector<Key> with_free = keys;
+    with_free.push_back(free);
+    return changed_recipe(recipe, keys, num_ranks) || changed_recipe(recipe, with_free, num_ranks);
+  };
+  const std::set<std::pair<int64_t, int64_t>> others{{recipe.context_parallel.degree, recipe.expert_parallel.degree},
+                                                     {1, 1}};
+  for (const auto& [cp, ep] : others) {
+    for (const int64_t pp : divisors(num_ranks)) {
+      for (const int64_t tp : divisors(num_ranks / pp)) {
+        if (is_legal(pp, tp, cp, ep)) return true;
       }
     }
   }

@@ -9,14 +9,21 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/cost/extend_timeline.h"
+#include "caravan/cost/constants.h"
 #include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/nn/experts/expert_rows.h"
 #include "caravan/schedule/stages.h"
 #include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan {
 namespace {
+
+/// A smaller step of the same kind.
+struct StepSizes {
+  std::vector<int64_t> layers{};  ///< of each stage
+  int64_t micro_batches = 0;
+};
 
 Recipe with_sizes(Recipe recipe, const StepSizes& sizes, const BatchPlan& plan) {
   recipe.model.layers = std::accumulate(sizes.layers.begin(), sizes.layers.end(), int64_t{0});
@@ -55,6 +62,15 @@ std::pair<StepSizes, StepSizes> few_sizes(const Recipe& recipe, const BatchPlan&
   return few;
 }
 
+/// What the fullest rank computes for its experts, in times of the mean. Others wait for it.
+double fullest_load(const Recipe& recipe) {
+  const int64_t ranks = recipe.expert_parallel.degree;
+  if (!recipe.model.moe.is_used() || ranks == 1) return 1;
+  // Experts are over or under their mean independently of each other.
+  const auto of_rank = static_cast<double>(recipe.model.moe.experts) / static_cast<double>(ranks);
+  return 1 + fitted::kExpertOverload / std::sqrt(std::max(1.0, of_rank));
+}
+
 double share(int64_t from, int64_t to, int64_t at) {
   return from == to ? 0 : static_cast<double>(at - from) / static_cast<double>(to - from);
 }
@@ -84,6 +100,7 @@ Rehearsal Predictor::rehearse_rank(const Recipe& recipe, int rank, int num_ranks
   const auto per_host = static_cast<int>(hardware_.hosts.front().devices);
   const int sharing = is_accelerator ? 0 : ranks_sharing_memory(recipe, per_host);
   const AcceleratorScope scope(is_accelerator);
+  const ExpertLoadScope load(fullest_load(recipe));
   return rehearse(recipe, vocabulary_, num_ranks, rank, sharing, numbers);
 }
 
@@ -96,16 +113,17 @@ std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe, int num_
   const int of_place = num_ranks / static_cast<int>(recipe.pipeline.degree);
   std::vector<Rehearsal> all;
   for (int place = 0; place < recipe.pipeline.degree; ++place) {
+    // The first ranks of all places are one pipeline.
     const int first = place * of_place;
-    const bool is_there = num_ranks <= hardware_.num_devices();
-    const int rank = is_there ? slowest_rank(hardware_, first, of_place, recipe.precision.compute) : first;
-    all.push_back(rehearse_rank(recipe, rank, num_ranks, numbers));
+    all.push_back(rehearse_rank(recipe, first, num_ranks, numbers));
+    if (num_ranks > hardware_.num_devices()) continue;  // of no device
+    all.back().slowest_rank = slowest_rank(hardware_, first, of_place, recipe.precision.compute);
   }
   return all;
 }
 
 Prediction Predictor::predict(const Recipe& recipe, std::vector<SimulatedStep::Span>* spans) const {
-  Prediction prediction = predict_rehearsed(rehearse_places(recipe), hardware_, costs_, spans);
+  Prediction prediction = predict_rehearsed(rehearse_places(recipe), costs_, spans);
   complete(prediction, hardware_, num_ranks_, work_of(recipe));
   return prediction;
 }
@@ -127,56 +145,25 @@ int64_t Predictor::room_bytes(const Recipe& recipe) const {
   return room_of(hardware_, num_ranks_, device_budget(recipe));
 }
 
-/// Of a pipeline with `plan.accumulation` micro-batches, by steps with fewer. If these repeat a block of passes, by the
-/// timeline with more blocks: a line through two times misses where what is sent once a step takes as long as few
-/// micro-batches. Else by the line.
-Prediction Predictor::with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
-                                         const BatchPlan& plan) const {
-  const std::vector<Rehearsal> few = rehearse_places(with_sizes(recipe, low, plan));
-  std::vector<Rehearsal> more = rehearse_places(with_sizes(recipe, high, plan));
-  const double times = share(low.micro_batches, high.micro_batches, plan.accumulation);
-  const Prediction of_few = predict_rehearsed(few, hardware_, costs_),
-                   of_more = predict_rehearsed(more, hardware_, costs_);
-  Prediction on_line;
-  for (const auto& [one, weight] : {std::pair(&of_few, 1 - times), std::pair(&of_more, times)}) {
-    add_share(on_line, *one, weight);
-  }
-  const int64_t blocks = (plan.accumulation - low.micro_batches) / (high.micro_batches - low.micro_batches);
-  for (size_t place = 0; place < few.size(); ++place) {
-    auto extended = extend_timeline(few[place].timeline, more[place].timeline, blocks);
-    if (!extended || !few[place].shorter.empty()) return on_line;
-    more[place].timeline = std::move(*extended);
-  }
-  try {
-    const Prediction of_blocks = predict_rehearsed(more, hardware_, costs_);
-    on_line.seconds = of_blocks.seconds;
-    on_line.idles = of_blocks.idles;
-    on_line.bubble = of_blocks.bubble;
-    on_line.waits = of_blocks.waits;
-    on_line.computes = of_blocks.computes;
-    on_line.of_products = of_blocks.of_products;
-  } catch (const InternalError&) {
-    // Blocks of two ranks do not fit together: so few micro-batches do not show how more follow each other.
-  }
-  return on_line;
-}
-
 Prediction Predictor::estimate(const Recipe& recipe) const {
   const BatchPlan plan = plan_batch(recipe, num_ranks_);
   const auto [low, high] = few_sizes(recipe, plan);
   const bool has_layers = low.layers != high.layers, has_batches = low.micro_batches != high.micro_batches;
   if (!has_layers && !has_batches) return predict(recipe);
   const double of_layers = share(low.layers.front(), high.layers.front(), layers_of_stages(recipe).front());
+  const auto rehearsed = [&](const std::vector<int64_t>& layers, int64_t micro_batches) {
+    return rehearse_places(with_sizes(recipe, {layers, micro_batches}, plan));
+  };
   Prediction sum;
   for (const bool more_layers : {false, true}) {
     if (more_layers && !has_layers) continue;
     const std::vector<int64_t>& layers = more_layers ? high.layers : low.layers;
-    const Prediction one =
-        has_batches ? with_micro_batches(recipe, {layers, low.micro_batches}, {layers, high.micro_batches}, plan)
-                    : predict_rehearsed(rehearse_places(with_sizes(recipe, {layers, low.micro_batches}, plan)),
-                                        hardware_, costs_);
-    const double of_layer = more_layers ? of_layers : 1 - of_layers;
-    add_share(sum, one, of_layer);
+    const std::vector<Rehearsal> few = rehearsed(layers, low.micro_batches);
+    const Prediction one = has_batches
+                               ? predict_repeated(few, rehearsed(layers, high.micro_batches),
+                                                  {low.micro_batches, high.micro_batches, plan.accumulation}, costs_)
+                               : predict_rehearsed(few, costs_);
+    add_share(sum, one, more_layers ? of_layers : 1 - of_layers);
   }
   complete(sum, hardware_, num_ranks_, work_of(recipe));
   return sum;

@@ -17,12 +17,6 @@ namespace caravan {
 /// The number of neighbouring ranks that share memory, of `per_host` on a host; 0: none, as the back-end has it.
 int ranks_sharing_memory(const Recipe& recipe, int per_host);
 
-/// A smaller step of the same kind.
-struct StepSizes {
-  std::vector<int64_t> layers{};  ///< of each stage
-  int64_t micro_batches = 0;
-};
-
 /// Where predictions are made: a recipe's model on the ranks of some hardware.
 class Predictor {
  public:
@@ -37,7 +31,7 @@ class Predictor {
   Prediction estimate(const Recipe& recipe) const;
 
   Rehearsal rehearse_rank(const Recipe& recipe, int rank) const;
-  /// Of a rank of each place of the pipeline, the slowest one.
+  /// Of the first rank of each place of the pipeline, with the device of the slowest one.
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe) const { return rehearse_places(recipe, num_ranks_); }
   /// The same on another number of such ranks, which may be more than there are.
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe, int num_ranks) const;
@@ -53,8 +47,6 @@ class Predictor {
   Rehearsal rehearse_rank(const Recipe& recipe, int rank, int num_ranks,
                           const std::shared_ptr<RecordedNumbers>& numbers) const;
   StepWork work_of(const Recipe& recipe) const;
-  Prediction with_micro_batches(const Recipe& recipe, const StepSizes& low, const StepSizes& high,
-                                const BatchPlan& plan) const;
 
   const Hardware& hardware_;
   const StepCosts& costs_;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "caravan/base/error.h"
+#include "caravan/cost/extend_timeline.h"
 #include "caravan/cost/hardware_costs.h"
 
 namespace caravan {
@@ -33,9 +35,10 @@ void add(MemoryBytes& sum, const MemoryBytes& one, double times) {
 /// See Prediction::bubble. The ranks of a pipeline end at different times, so all calls of all ranks wait for the last.
 double bubble_of(const SimulatedStep& step) {
   if (step.ranks.size() < 2) return 0;
+  const double last = std::ranges::max(step.ranks, {}, &SimulatedStep::OfRank::seconds).seconds;
   double sum = 0;
   for (const SimulatedStep::OfRank& rank : step.ranks) {
-    sum += step.seconds - rank.seconds;
+    sum += last - rank.seconds;
     for (const auto& [axis, seconds] : rank.exposed) {
       if (axis.starts_with("pp") || axis == "world") sum += seconds;
     }
@@ -45,7 +48,7 @@ double bubble_of(const SimulatedStep& step) {
 
 /// What offload adds to a step. Copies run beside it, the slower direction or the disk is the limit; the host steps
 /// beside the next forward, a third of the computation, or with a delay beside all of it.
-void add_offload(Prediction& prediction, const Hardware& hardware, bool is_delayed) {
+void add_offload(Prediction& prediction, const Hardware& hardware, int num_ranks, bool is_delayed) {
   const Rehearsal::Moved& moved = prediction.moved;
   if (moved.to_host + moved.from_host <= 0) return;
   const HostKind& host = hardware.host_of(prediction.fullest_rank);
@@ -57,7 +60,7 @@ void add_offload(Prediction& prediction, const Hardware& hardware, bool is_delay
       throw UsageError({"plan", "offload", "the hosts of this hardware have no disks", hardware.name,
                         "give disk_read and disk_write, or offload to the host"});
     }
-    disk = static_cast<double>(host.devices) *
+    disk = static_cast<double>(std::min<int64_t>(host.devices, num_ranks)) *
            (moved.to_disk / host.disk_write_bytes_per_second + moved.from_disk / host.disk_read_bytes_per_second);
   }
   const double beside = is_delayed ? prediction.computes : prediction.computes / 3;
@@ -73,14 +76,9 @@ void add_rates(Prediction& prediction, const Hardware& hardware, int num_ranks, 
   prediction.rows_per_second = work.rows / prediction.seconds;
   prediction.tokens_per_second = work.tokens / prediction.seconds;
   double peak = 0;
-  int64_t left = num_ranks;
-  for (const HostKind& host : hardware.hosts) {
-    const int64_t devices = std::min(left, host.count * host.devices);
-    if (devices == 0) break;
-    const HardwareDevice& device = hardware.device_of(num_ranks - left);
-    const ProductRate& rate = HardwareCosts::rate_of(device, work.dtype);
-    peak += static_cast<double>(devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
-    left -= devices;
+  for (const auto& [host, device, num_devices] : hardware.used_hosts(num_ranks)) {
+    const ProductRate& rate = HardwareCosts::rate_of(*device, work.dtype);
+    peak += static_cast<double>(num_devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
   }
   prediction.utilisation = peak > 0 ? work.flops / prediction.seconds / peak : 0;
   prediction.room_bytes = room_of(hardware, num_ranks, work.budget_bytes);
@@ -89,8 +87,9 @@ void add_rates(Prediction& prediction, const Hardware& hardware, int num_ranks, 
 
 }  // namespace
 
-std::pair<bool, double> badness(const Prediction& one) {
-  if (one.fits()) return {false, one.seconds};
+std::pair<bool, double> badness(const Prediction& one, bool is_offloaded) {
+  constexpr double kOffloadMargin = 1.1;
+  if (one.fits()) return {false, one.seconds * (is_offloaded ? kOffloadMargin : 1)};
   const auto share = [](int64_t bytes, int64_t room) {
     return room > 0 ? static_cast<double>(bytes) / static_cast<double>(room) : 0;
   };
@@ -110,22 +109,20 @@ int slowest_rank(const Hardware& hardware, int first, int count, const std::stri
 }
 
 int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes) {
-  int64_t room = 0, left = num_ranks;
-  for (const HostKind& host : hardware.hosts) {
-    if (left == 0) break;
-    const HardwareDevice& device = hardware.device_of(num_ranks - left);
-    const int64_t own = device.memory_bytes - device.reserved_bytes;
+  int64_t room = 0;
+  for (const auto& [host, device, num_devices] : hardware.used_hosts(num_ranks)) {
+    const int64_t own = device->memory_bytes - device->reserved_bytes;
     room = room == 0 ? own : std::min(room, own);
-    left -= std::min(left, host.count * host.devices);
   }
   return budget_bytes > 0 ? std::min(room, budget_bytes) : room;
 }
 
-Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardware& hardware, const StepCosts& costs,
+Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCosts& costs,
                              std::vector<SimulatedStep::Span>* spans) {
   const auto simulated = [&](const auto& timeline_of, bool keeps) {
     std::vector<RankTimeline> ranks;
-    for (const Rehearsal& one : rehearsals) ranks.push_back({one.rank, &timeline_of(one), &one.ranks_of_axis});
+    for (const Rehearsal& one : rehearsals)
+      ranks.push_back({one.rank, &timeline_of(one), &one.ranks_of_axis, one.slowest_rank});
     return simulate(ranks, costs, keeps);
   };
   const auto numbers_of = [](const SimulatedStep& step) {
@@ -163,10 +160,40 @@ Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardwa
     of_step.moved.from_host = std::max(of_step.moved.from_host, own.from_host);
     of_step.moved.to_disk = std::max(of_step.moved.to_disk, own.to_disk);
     of_step.moved.from_disk = std::max(of_step.moved.from_disk, own.from_disk);
-    const int64_t devices = hardware.host_of(one.rank).devices;
-    of_step.host_bytes = std::max(of_step.host_bytes, devices * one.host.total());
+    of_step.host_bytes = std::max(of_step.host_bytes, one.host.total());  // of all its ranks: complete()
   }
   return of_step;
+}
+
+Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsal> more, const RepeatedBatches& batches,
+                            const StepCosts& costs, bool* is_repeated) {
+  if (is_repeated != nullptr) *is_repeated = false;
+  const auto share = static_cast<double>(batches.all - batches.few) / static_cast<double>(batches.more - batches.few);
+  const Prediction of_few = predict_rehearsed(few, costs), of_more = predict_rehearsed(more, costs);
+  Prediction on_line;
+  add_share(on_line, of_few, 1 - share);
+  add_share(on_line, of_more, share);
+  const int64_t blocks = (batches.all - batches.few) / (batches.more - batches.few);
+  for (size_t place = 0; place < few.size(); ++place) {
+    auto extended = extend_timeline(few[place].timeline, more[place].timeline, blocks);
+    if (!extended || !few[place].shorter.empty()) return on_line;
+    more[place].timeline = std::move(*extended);
+  }
+  try {
+    const Prediction of_blocks = predict_rehearsed(more, costs);
+    on_line.seconds = of_blocks.seconds;
+    on_line.idles = of_blocks.idles;
+    on_line.bubble = of_blocks.bubble;
+    on_line.waits = of_blocks.waits;
+    on_line.computes = of_blocks.computes;
+    on_line.of_products = of_blocks.of_products;
+    const bool has_same_memory =
+        of_few.memory.total() == of_more.memory.total() && of_few.host_bytes == of_more.host_bytes;
+    if (is_repeated != nullptr) *is_repeated = has_same_memory;
+  } catch (const InternalError&) {
+    // Blocks of two ranks do not fit together: so few micro-batches do not show how more follow each other.
+  }
+  return on_line;
 }
 
 void add_share(Prediction& sum, const Prediction& one, double share) {
@@ -178,7 +205,8 @@ void add_share(Prediction& sum, const Prediction& one, double share) {
 }
 
 void complete(Prediction& prediction, const Hardware& hardware, int num_ranks, const StepWork& work) {
-  add_offload(prediction, hardware, work.is_update_delayed);
+  prediction.host_bytes *= std::min<int64_t>(hardware.host_of(prediction.fullest_rank).devices, num_ranks);
+  add_offload(prediction, hardware, num_ranks, work.is_update_delayed);
   add_rates(prediction, hardware, num_ranks, work);
 }
 

@@ -30,8 +30,18 @@ int slowest_rank(const Hardware& hardware, int first, int count, const std::stri
 int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes);
 
 /// From rehearsals of a rank of each place of the pipeline. complete() adds what is missing.
-Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const Hardware& hardware, const StepCosts& costs,
+Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCosts& costs,
                              std::vector<SimulatedStep::Span>* spans = nullptr);
+/// Micro-batches of two steps that are rehearsed, and of the one that is predicted from them.
+struct RepeatedBatches {
+  int64_t few, more, all;
+};
+/// The same for a step with more micro-batches than two that are rehearsed, not complete. If these repeat a block of
+/// passes, by the timeline with more blocks: a line through two times misses where what is sent once a step takes as
+/// long as few micro-batches. Else, and in memory, by the line.
+/// `is_repeated`: whether it is of the timeline, and memory is that of both.
+Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsal> more, const RepeatedBatches& batches,
+                            const StepCosts& costs, bool* is_repeated = nullptr);
 /// Adds a share of a prediction before it is complete, to extrapolate between some whose shares add up to 1.
 void add_share(Prediction& sum, const Prediction& one, double share);
 /// Adds what offload costs, rates, and the memory there is. Throws UsageError for disks that the hardware has not.

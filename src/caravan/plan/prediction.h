@@ -35,8 +35,9 @@ struct Prediction {
   }
 };
 
-/// Smaller is better: those that fit by their time, others by how many times what there is they need.
-std::pair<bool, double> badness(const Prediction& prediction);
+/// Smaller is better: those that fit by their time, others by how many times what there is they need. With something
+/// offloaded a layout counts as a tenth slower: no prediction of that was held against a run on an accelerator.
+std::pair<bool, double> badness(const Prediction& prediction, bool is_offloaded);
 
 /// What Prediction::waits is for, in a text: an axis, or "the last rank" for calls of all ranks.
 std::string wait_name(const std::string& axis);

@@ -42,7 +42,8 @@ std::optional<Recipe> with_units(const Recipe& recipe, const UnitChoice& choice,
 
 }  // namespace
 
-std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, int num_ranks, double best_seconds) {
+std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, int num_ranks, double best_seconds,
+                                    const std::function<bool(const Recipe&)>& may_choose) {
   std::vector<const LayoutSketch*> promising;
   for (const LayoutSketch& one : queue.sketches()) {
     const bool is_slower = best_seconds > 0 && queue.seconds(one) >= best_seconds;
@@ -57,7 +58,7 @@ std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue
     const auto choice = problem ? choose_units(*problem) : std::nullopt;
     const auto recipe = choice ? sketcher.recipe_of(*one) : std::nullopt;
     auto own = recipe ? with_units(*recipe, *choice, num_ranks) : std::nullopt;
-    if (!own) continue;
+    if (!own || !may_choose(*own)) continue;
     const double seconds = queue.seconds(*one) * choice->seconds / unrefined_seconds(*problem);
     if (best_seconds <= 0 || seconds < best_seconds) refined.emplace_back(seconds, std::move(*own));
   }

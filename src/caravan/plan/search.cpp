@@ -22,15 +22,11 @@
 namespace caravan {
 namespace {
 
-/// What offload has to gain: no prediction of it was held against a run on an accelerator.
-constexpr double kOffloadMargin = 1.1;
-
 /// Of layouts as good as each other, within a hundredth, the simplest: little offload, an early technique of the list.
 auto order_of(const PlannedLayout& layout) {
-  auto [does_not_fit, size] = badness(layout.prediction);
   const auto offloaded = std::ranges::count_if(
       kOffloadKinds, [&](const char* kind) { return layout.recipe.offload.text(kind) != "none"; });
-  if (!does_not_fit && offloaded > 0) size *= kOffloadMargin;
+  const auto [does_not_fit, size] = badness(layout.prediction, offloaded > 0);
   const std::vector<std::string> names = names_of("data_parallel");
   const auto technique = std::ranges::find(names, layout.recipe.data_parallel.name()) - names.begin();
   return std::tuple(does_not_fit, std::llround(100 * std::log(std::max(size, 1e-30))), offloaded, technique, size);
@@ -169,8 +165,8 @@ void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& q
   while (std::clock() < end) {
     const LayoutSketch* next = queue.take();
     if (next == nullptr) return;
-    estimate(*next);
     if (best > 0 && (!queue.fits(*next) || queue.seconds(*next) > kMargin * best)) break;
+    estimate(*next);
   }
   for (const auto& has : compared_features(queue.sketches())) {
     if (std::clock() > end) return;
@@ -191,14 +187,14 @@ Recipe start_of(const Recipe& recipe) {
   return start;
 }
 
-/// Rehearses the best of the estimated layouts whole, until `end` but at least one.
+/// Rehearses the best of the estimated layouts whole, until `end` but at least one. What does not fit is of use only if
+/// nothing does; then a few are enough.
 void rehearse_best(SearchResult& result, const Predictor& predictor, size_t most_rows, std::clock_t end) {
-  constexpr size_t kLeast = 3;  // rows, if none fits
+  constexpr size_t kLeast = 3;
+  size_t num_fitting = 0;
   for (PlannedLayout& layout : result.estimated) {
-    if (!result.best.empty() && std::clock() > end) break;
-    const bool is_useful = result.best.empty() || result.best.front().prediction.fits();
-    if (result.best.size() == (is_useful ? most_rows : kLeast)) break;
-    if (!result.best.empty() && result.best.front().prediction.fits() && !layout.prediction.fits()) break;
+    if (num_fitting == most_rows || (!result.best.empty() && std::clock() > end)) break;
+    if (!layout.prediction.fits() && (num_fitting > 0 || result.best.size() >= kLeast)) break;
     if (!layout.is_whole) {
       const auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
       if (!whole) continue;
@@ -209,11 +205,17 @@ void rehearse_best(SearchResult& result, const Predictor& predictor, size_t most
     const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
       return other.prediction.seconds == own.seconds && other.prediction.memory.total() == own.memory.total();
     });
-    if (is_new) result.best.push_back(layout);
+    if (!is_new) continue;
+    result.best.push_back(layout);
+    if (own.fits()) ++num_fitting;
   }
   std::ranges::stable_sort(result.best, is_before);
   std::ranges::stable_sort(result.estimated, is_before);
-  if (result.fits()) std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
+  if (num_fitting > 0) {
+    std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
+  } else if (result.best.size() > kLeast) {
+    result.best.resize(kLeast);
+  }
 }
 
 }  // namespace
@@ -246,8 +248,9 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   result.is_complete = search.is_complete() && is_counted;
   const bool has_fitting = !result.estimated.empty() && result.estimated.front().prediction.fits();
   const double best = has_fitting ? result.estimated.front().prediction.seconds : 0;
-  for (const Recipe& refined : refined_layouts(sketcher, queue, num_ranks, best)) {
-    if (!search.may_choose(refined)) continue;
+  const auto may_choose = [&](const Recipe& refined) { return search.may_choose(refined); };
+  for (const Recipe& refined : refined_layouts(sketcher, queue, num_ranks, best, may_choose)) {
+    if (std::clock() > search.end_of(kWhole)) break;
     const auto whole = if_possible([&] { return predictor.predict(refined); });
     if (whole) result.estimated.push_back({refined, layout_text(refined, num_ranks), *whole, /*is_whole=*/true});
   }

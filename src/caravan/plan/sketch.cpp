@@ -152,12 +152,12 @@ void Sketcher::add_all(LayoutSketch sketch, std::vector<LayoutSketch>& to, std::
   SplitChoice& split = sketch.split;
   const int64_t dp = num_ranks_ / sketch.pp / split.ranks();
   if (recipe_.train.global_batch % dp != 0) return;
-  const int64_t rows = recipe_.train.global_batch / dp, least = row_parts(recipe_) * split.ep;
+  const int64_t rows = recipe_.train.global_batch / dp, least = recipe_.tensor_parallel.parts().rows * split.ep;
+  if (rows % least != 0) return;
   const size_t num_techniques = dp > 1 ? techniques_.size() : 1;
   const std::vector<std::string> schedules = sketch.pp > 1 ? schedule_names_ : std::vector<std::string>{""};
-  for (split.micro_batch = least; split.micro_batch <= std::min(kMostMicroBatch * least, rows);
-       split.micro_batch *= 2) {
-    if (rows % split.micro_batch != 0) return;
+  for (const int64_t times : divisors(rows / least, 1, kMostMicroBatch)) {
+    split.micro_batch = times * least;
     for (const char* recompute : {"none", "full"}) {
       split.recompute = recompute;
       for (size_t i = 0; i < num_techniques; ++i) {

@@ -21,7 +21,15 @@ double SketchQueue::seconds(const LayoutSketch& sketch) const {
 }
 
 double SketchQueue::bytes(const LayoutSketch& sketch) const {
-  return sketch.bytes * factor_of(bytes_, {sketch.technique, sketch.schedule});
+  const auto found = bytes_.find({sketch.technique, sketch.schedule});
+  if (found != bytes_.end()) return sketch.bytes * found->second;
+  // The least of others with stages, or of others without: sketches flatter them for the same reasons.
+  double least = 0;
+  for (const auto& [key, factor] : bytes_) {
+    const bool is_alike = key.second.empty() == sketch.schedule.empty();
+    if (is_alike && (least == 0 || factor < least)) least = factor;
+  }
+  return sketch.bytes * (least > 0 ? least : 1);
 }
 
 bool SketchQueue::fits(const LayoutSketch& sketch) const { return room_bytes_ <= 0 || bytes(sketch) <= room_bytes_; }

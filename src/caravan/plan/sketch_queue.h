@@ -12,8 +12,8 @@
 namespace caravan {
 
 /// Sketches in the order in which they deserve estimates. What an estimate shows corrects other sketches: their times
-/// with the same schedule and sequences whole or split, their memory with the same technique and schedule. A kind of
-/// layout that sketches flatter then costs few estimates.
+/// with the same schedule and sequences whole or split, their memory with the same technique and schedule, and until
+/// there is one of these, with stages or without. A kind of layout that sketches flatter then costs few estimates.
 class SketchQueue {
  public:
   /// Layouts that fit `room_bytes` (0: all do) come first, by time; then others by memory.

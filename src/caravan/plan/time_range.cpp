@@ -8,11 +8,8 @@ namespace caravan {
 
 double time_error_of(const Hardware& hardware, int num_ranks) {
   double error = 0;
-  int64_t left = num_ranks;
-  for (const HostKind& host : hardware.hosts) {
-    if (left <= 0) break;
-    error = std::max(error, hardware.device_of(num_ranks - left).time_error);
-    left -= host.count * host.devices;
+  for (const auto& [host, device, num_devices] : hardware.used_hosts(num_ranks)) {
+    error = std::max(error, device->time_error);
   }
   return error;
 }

@@ -38,8 +38,8 @@ struct UnitChoice {
 /// Cuts units into contiguous stages, each with one at least, and chooses a way for each, so that a step takes the
 /// least time and each stage fits its device. The two levels of Alpa (Zheng et al., arXiv 2201.12023): inside a stage
 /// the best ways for each number of bytes, over stages dynamic programming for each bound of the slowest stage. Exact
-/// but for two roundings, each under a thousandth: sums of bytes, when there are many, and bounds. Nothing if no choice
-/// fits.
+/// but for two roundings: bounds, by less than a thousandth, and where there are many sums of bytes, each unit's bytes
+/// by up to a thousandth of the room. Nothing if no choice fits.
 std::optional<UnitChoice> choose_units(const UnitProblem& problem);
 
 }  // namespace caravan

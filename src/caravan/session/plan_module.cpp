@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <ctime>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -16,17 +18,20 @@
 
 #include "caravan/base/divisors.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/cache_folder.h"
 #include "caravan/base/text.h"
-#include "caravan/base/time.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/comm/calls/same.h"
 #include "caravan/comm/tensor.h"
-#include "caravan/cost/measured_hardware.h"
+#include "caravan/cost/measured_job.h"
 #include "caravan/module/count_kernel.h"
+#include "caravan/nn/product/product.h"
 #include "caravan/optim/optimizer.h"
 #include "caravan/plan/plan_text.h"
 #include "caravan/plan/sentences.h"
 #include "caravan/session/plan_search.h"
 #include "caravan/session/trainable_parts.h"
+#include "caravan/train/dataset/prepare.h"
 
 namespace caravan {
 namespace {
@@ -212,8 +217,27 @@ void check_options(const PlanOptions& options) {
               "plan for fewer, or describe more hosts");
 }
 
-Hardware measured_ranks(const Session& session) {
-  return measure_hardware(session.world(), session.threads(), utc_text(now_seconds()).substr(0, 10)).hardware;
+/// What the ranks of the session are, on every one of them.
+Hardware measured_ranks(const Session& session, const std::string& dtype) {
+  MeasureLimits limits{.dtypes = {"fp32"}};
+  if (dtype == "bf16") limits.dtypes.emplace_back(dtype);
+  const JobHardware measured =
+      job_hardware(session.world(), {.host = host_name(), .threads = session.threads(), .choices = products_in_use()},
+                   cache_folder(), limits);
+  const std::string text = session.rank() == 0 ? to_toml(measured.hardware) : "";
+  return parse_hardware(broadcast_text(session.world(), text, 0, "measured hardware"), "the measured hardware");
+}
+
+/// Throws what `check` throws on every rank, so that none waits for others that have given up.
+void check_on_all_ranks(const Session& session, const std::function<void()>& check) {
+  if (session.size() == 1) return check();
+  all_or_none(session.world(), check, "plan");
+}
+
+std::string text_of(const ParallelOptions& options) {
+  return fmt::format("average {}, find_unused_parameters {}, static_graph {}, has_static_shapes {}, buffers {}",
+                     options.average, options.find_unused_parameters, options.static_graph, options.has_static_shapes,
+                     static_cast<int>(options.buffers));
 }
 
 /// Before ranks search together: they must go the same ways.
@@ -221,14 +245,18 @@ void check_same_plan(const Session& session, const StepData& sample, const PlanO
                      const torch::nn::Module& module) {
   std::vector<std::string> parameters, techniques;
   for (const auto& item : module.named_parameters()) {
-    parameters.push_back(fmt::format("{} [{}]", item.key(), fmt::join(item.value().sizes(), ", ")));
+    parameters.push_back(fmt::format("{} {} [{}]", item.key(), dtype_name_of(item.value().scalar_type()),
+                                     fmt::join(item.value().sizes(), ", ")));
   }
   for (const Technique& technique : options.fixed) techniques.push_back(to_code(technique));
   check_same_on_all_ranks(session.world(), "plan",
                           {{"the parameters", join(parameters)},
                            {"the shape of x", fmt::format("{}", fmt::join(sample.x.sizes(), ", "))},
                            {"the shape of y", fmt::format("{}", fmt::join(sample.y.sizes(), ", "))},
+                           {"the dtype of x", dtype_name_of(sample.x.scalar_type())},
                            {"fixed", join(techniques)},
+                           {"the optimizer", options.optimizer.is_of_torch() ? "of torch" : "of this library"},
+                           {"parallel", text_of(options.parallel)},
                            {"ranks", fmt::format("{}", options.ranks)},
                            {"most_rows", fmt::format("{}", options.most_rows)},
                            {"hardware", options.hardware.hosts.empty() ? "" : to_toml(options.hardware)}});
@@ -279,29 +307,25 @@ std::string ModulePlan::to_string() const {
 }
 
 ModulePlan plan(const Trainable& net, const Session& session, const StepData& sample, PlanOptions options) {
-  torch::nn::Module& module = TrainableParts::module_of(net, "plan", "use `caravan plan`");
-  check_options(options);
-  check_sample(sample);
   const bool is_measured = options.hardware.hosts.empty();
+  check_on_all_ranks(session, [&] {
+    TrainableParts::module_of(net, "plan", "use `caravan plan`");
+    check_options(options);
+    check_sample(sample);
+    if (!is_measured || options.ranks <= session.size()) return;
+    refuse_plan("ranks", fmt::format("{} are planned, and the session has {}", options.ranks, session.size()),
+                "give the hardware, or plan for fewer");
+  });
+  torch::nn::Module& module = TrainableParts::module_of(net, "plan", "use `caravan plan`");
+  check_same_plan(session, sample, options, module);
   if (options.ranks == 0) {
     options.ranks = is_measured ? session.size() : static_cast<int>(options.hardware.num_devices());
   }
-  if (is_measured) {
-    const RankInfo info = RankInfo::from_environment();
-    if (options.ranks > session.size()) {
-      refuse_plan("ranks", fmt::format("{} are planned, and the session has {}", options.ranks, session.size()),
-                  "give the hardware, or plan for fewer");
-    }
-    if (info.local_world_size != info.world_size) {
-      refuse_plan("hardware", "is not given, and the ranks are on several hosts, which are not measured together",
-                  "give PlanOptions::hardware: `caravan doctor --hardware FILE` on one of them, and the links by hand");
-    }
-  }
   const KeptTensors kept(module);
-  Planned planned = checked(net, sample, options, options.ranks, kept, module);
-  check_same_plan(session, sample, options, module);
-  if (is_measured) options.hardware = measured_ranks(session);
-  return search_plan(net, sample, options, options.hardware, std::move(planned), kept,
+  std::optional<Planned> planned;
+  check_on_all_ranks(session, [&] { planned.emplace(checked(net, sample, options, options.ranks, kept, module)); });
+  if (is_measured) options.hardware = measured_ranks(session, dtype_of(module, options.fixed));
+  return search_plan(net, sample, options, options.hardware, std::move(*planned), kept,
                      clock_of(options.seconds, session.size() > 1 ? &session.world() : nullptr));
 }
 

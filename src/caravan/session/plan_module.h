@@ -62,12 +62,12 @@ struct ModulePlan {
 /// shapes_only().
 ///
 /// Every rank of the session calls it with the same arguments and gets the same plan; they send only whether time is
-/// up. Without hardware in the options they are measured, all at once, in a few seconds.
+/// up. Without hardware in the options they are measured, all at once, in a few seconds; the cache folder keeps this for
+/// a day (job_hardware).
 ///
 /// Throws UsageError for a Module of this library (`caravan plan` plans these), a loss that is no scalar, a net or loss
 /// with an operation that needs values, naming it, rows that cannot be dealt evenly to the ranks, more ranks than
-/// devices; for arguments that differ between ranks; for ranks on several hosts without hardware; and the error of the
-/// first layout if none can run.
+/// devices; for arguments that differ between ranks; and the error of the first layout if none can run.
 ModulePlan plan(const Trainable& net, const Session& session, const StepData& sample, PlanOptions options = {});
 /// The same in one process, while a Session or Runtime exists, for the hardware of the options.
 ModulePlan plan(const Trainable& net, const StepData& sample, const PlanOptions& options);

@@ -24,9 +24,13 @@ auto effort_of(const StepLayout& layout) {
   return std::tuple(offloaded, layout.pp, others, technique, layout.micro_batches);
 }
 
+std::pair<bool, double> badness_of(const FoundLayout& one) {
+  return badness(one.prediction, is_offload_used(one.layout.offload));
+}
+
 bool is_better(const FoundLayout& a, const FoundLayout& b) {
   const auto order_of = [](const FoundLayout& one) {
-    return std::tuple(badness(one.prediction), effort_of(one.layout), one.text);
+    return std::tuple(badness_of(one), effort_of(one.layout), one.text);
   };
   return order_of(a) < order_of(b);
 }
@@ -36,9 +40,9 @@ void sort_layouts(std::vector<FoundLayout>& all) {
   constexpr double kAsGood = 1.01;
   std::ranges::sort(all, is_better);
   if (all.empty()) return;
-  const auto [does_not_fit, least] = badness(all.front().prediction);
+  const auto [does_not_fit, least] = badness_of(all.front());
   const auto others = std::ranges::find_if(all, [&, fits = !does_not_fit, most = kAsGood * least](const auto& one) {
-    return one.prediction.fits() != fits || badness(one.prediction).second > most;
+    return one.prediction.fits() != fits || badness_of(one).second > most;
   });
   const auto simplest = std::min_element(all.begin(), others, [](const FoundLayout& a, const FoundLayout& b) {
     return effort_of(a.layout) < effort_of(b.layout);
@@ -100,28 +104,32 @@ class StepSearch {
   EstimatedLayouts<FoundLayout> layouts_;
 };
 
-/// Predicts the best of the estimated layouts whole, so many of them.
+/// Predicts the best of the estimated layouts whole, so many of them. What does not fit is of use only if nothing does;
+/// then a few are enough.
 void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor& predictor, size_t most_rows) {
-  constexpr size_t kLeast = 3;  // rows, if none fits
+  const size_t least = std::min<size_t>(3, most_rows);
   std::vector<FoundLayout>& best = found.best;
-  size_t num_tries = 0;
+  size_t num_tries = 0, num_fitting = 0;
   for (FoundLayout& one : found.estimated) {
-    const bool has_fitting = !best.empty() && best.front().prediction.fits();
-    if (best.size() == (best.empty() || has_fitting ? most_rows : std::min(kLeast, most_rows))) break;
-    if ((has_fitting && !one.prediction.fits()) || ++num_tries > 2 * most_rows) break;
+    if (num_fitting == most_rows || ++num_tries > 2 * most_rows) break;
+    if (!one.prediction.fits() && (num_fitting > 0 || best.size() >= least)) break;
     const auto whole = search.or_why_not([&] { return predictor.predict(one.layout); });
     if (!whole) continue;
     one.prediction = *whole;  // so that sentences say what rows say
-    if (has_fitting && !whole->fits()) continue;
     const bool is_new = std::ranges::none_of(best, [&](const FoundLayout& other) {
       return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
     });
-    if (is_new) best.push_back(one);
+    if (!is_new) continue;
+    best.push_back(one);
+    if (whole->fits()) ++num_fitting;
   }
   sort_layouts(best);
   sort_layouts(found.estimated);
-  if (best.empty() || !best.front().prediction.fits()) return;
-  std::erase_if(best, [](const FoundLayout& one) { return !one.prediction.fits(); });
+  if (num_fitting > 0) {
+    std::erase_if(best, [](const FoundLayout& one) { return !one.prediction.fits(); });
+  } else if (best.size() > least) {
+    best.resize(least);
+  }
 }
 
 }  // namespace
@@ -129,24 +137,28 @@ void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor
 LayoutPredictor::LayoutPredictor(const PlannedStep& step, const LayoutSpace& space, const KeptTensors& kept)
     : step_(step), space_(space), kept_(kept), costs_(step.hardware) {}
 
-Prediction LayoutPredictor::with_sizes(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const {
+std::vector<Rehearsal> LayoutPredictor::rehearsed(const StepLayout& layout, int64_t micro_batches,
+                                                  int64_t num_units) const {
   const bool is_accelerator = !step_.hardware.device_of(0).is_processor;
   // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(step_.hardware.hosts.front().devices);
   const RehearsedWorld world{.axes = used_axes(ordered_axes(layout.dp, layout.pp, 1, 1, 1)),
                              .ranks_per_host = is_accelerator ? 0 : per_host};
-  std::vector<int> ranks;
-  for (int place = 0; place < layout.pp; ++place) {
-    ranks.push_back(slowest_rank(step_.hardware, place * layout.dp, layout.dp, step_.work.dtype));
-  }
+  std::vector<int> ranks;  // of one pipeline
+  for (int place = 0; place < layout.pp; ++place) ranks.push_back(place * layout.dp);
   ParallelOptions options = step_.options;
   options.micro_batches = micro_batches;
-  const int64_t rows = space_.limits().rows / layout.dp / layout.micro_batches * micro_batches;
+  const int64_t of_rank = space_.limits().rows / layout.dp;
+  const bool is_whole = micro_batches == layout.micro_batches;  // then the last one may be smaller than others
+  const int64_t rows = is_whole ? of_rank : of_rank / layout.micro_batches * micro_batches;
   const std::vector<Technique> techniques = space_.techniques(layout);
   const AcceleratorScope scope(is_accelerator);
-  const std::vector<Rehearsal> rehearsals = rehearse_module(
+  std::vector<Rehearsal> rehearsals = rehearse_module(
       {net_with(num_units), techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
-  return predict_rehearsed(rehearsals, step_.hardware, costs_);
+  for (Rehearsal& one : rehearsals) {
+    one.slowest_rank = slowest_rank(step_.hardware, one.rank, layout.dp, step_.work.dtype);
+  }
+  return rehearsals;
 }
 
 const Trainable& LayoutPredictor::net_with(int64_t num_units) const {
@@ -181,15 +193,15 @@ LayoutPredictor::Line LayoutPredictor::units_of(const StepLayout& layout) const 
 
 Prediction LayoutPredictor::between(const StepLayout& layout, const Line& micro_batches, const Line& units) const {
   Prediction sum;
-  for (const bool more_batches : {false, true}) {
-    for (const bool more_units : {false, true}) {
-      if ((more_batches && micro_batches.is_point()) || (more_units && units.is_point())) continue;
-      const Prediction one = with_sizes(layout, more_batches ? micro_batches.high : micro_batches.low,
-                                        more_units ? units.high : units.low);
-      add_share(sum, one,
-                (more_batches ? micro_batches.share() : 1 - micro_batches.share()) *
-                    (more_units ? units.share() : 1 - units.share()));
-    }
+  for (const bool more_units : {false, true}) {
+    if (more_units && units.is_point()) continue;
+    const int64_t num_units = more_units ? units.high : units.low;
+    const std::vector<Rehearsal> few = rehearsed(layout, micro_batches.low, num_units);
+    const Prediction one = micro_batches.is_point()
+                               ? predict_rehearsed(few, costs_)
+                               : predict_repeated(few, rehearsed(layout, micro_batches.high, num_units),
+                                                  {micro_batches.low, micro_batches.high, micro_batches.at}, costs_);
+    add_share(sum, one, more_units ? units.share() : 1 - units.share());
   }
   complete(sum, step_.hardware, space_.limits().ranks, step_.work);
   return sum;

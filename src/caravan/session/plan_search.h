@@ -61,8 +61,8 @@ class LayoutPredictor {
   Line units_of(const StepLayout& layout) const;
   const Trainable& net_with(int64_t num_units) const;
 
-  /// Of a step with so many micro-batches of the same size; not complete.
-  Prediction with_sizes(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const;
+  /// A step with so many micro-batches of the same size: a rank of each place.
+  std::vector<Rehearsal> rehearsed(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const;
   Prediction between(const StepLayout& layout, const Line& micro_batches, const Line& units) const;
 
   const PlannedStep& step_;

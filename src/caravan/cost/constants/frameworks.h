@@ -135,6 +135,10 @@ inline constexpr Framework kJax{.dispatch_us = 3,
 
 // This library, whose steps are simulated kernel by kernel
 
+/// Of an expert, share of its mean load by which the fullest is above it [published: with a capacity of 1.25 times the
+/// mean, routers that are balanced by a loss drop less than a hundredth of the tokens; Fedus et al., arXiv 2101.03961].
+inline constexpr double kExpertOverload = 0.25;
+
 /// Of the host for a kernel of torch in C++ [measured: an addition of 16 numbers on an H100; 7 to 10 us].
 inline constexpr double kOwnLaunchSeconds = 10e-6;
 inline constexpr double kOwnProductLaunches = 2;  ///< [measured: a small product takes 20 us]

@@ -26,7 +26,7 @@ inline constexpr double kBucketElements = 5e8;  ///< of DeepSpeed's buckets, 2 b
 /// Share of the activations of 1F1B that V-Half and V-Min hold [published: Qi et al., arXiv 2405.15362].
 inline constexpr double kHeldVHalf = 0.55, kHeldVMin = 0.4;
 inline constexpr double kReservedShare = 1.10;       ///< reserved, of allocated peaks [published: logs, 1.06 to 1.22]
-inline constexpr double kProcessBytes = 1073741824;  ///< context of CUDA, NCCL [published: 0.5 to 2 GiB]
+inline constexpr double kContextBytes = 1073741824;  ///< context of CUDA, NCCL [published: 0.5 to 2 GiB]
 inline constexpr double kUnknownKind = 1.05;         ///< a published memory that does not say what it counts
 inline constexpr double kMostMemory = 0.97;          ///< of the device, that a run which fitted can have used
 

@@ -41,7 +41,7 @@ double as_counted(const Run& run, double allocated, double states) {
   const std::string& kind = run.memory_kind;
   if (has_word(kind, "allocated")) return allocated;
   if (has_any(kind, {"reserved", "cached"})) return allocated * fitted::kReservedShare;
-  if (has_any(kind, {"smi", "used", "process"})) return allocated * fitted::kReservedShare + fitted::kProcessBytes;
+  if (has_any(kind, {"smi", "used", "process"})) return allocated * fitted::kReservedShare + fitted::kContextBytes;
   if (has_any(kind, {"states", "rest"})) return states;
   return allocated * fitted::kUnknownKind;
 }
