@@ -50,7 +50,7 @@ def plan(caravan, row):
     for key, value in keys_of(row).items():
         words += ["--set", f"{key}={value}"]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
-    found = re.search(r"^recipe +.*: ([0-9.]+) (ms|s) a step, ", result.stdout, re.M)
+    found = re.search(r"^recipe +.*: ([0-9.]+) (ms|s) (?:\([^)]*\) )?a step, ", result.stdout, re.M)
     if not found:
         return None, ((result.stderr or result.stdout).strip().splitlines() or ["no output"])[-1]
     return float(found[1]) * (1e-3 if found[2] == "ms" else 1), ""

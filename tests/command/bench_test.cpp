@@ -275,7 +275,7 @@ TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
   std::filesystem::create_directory(path("disk"));
   const Result result = caravan({"doctor", "--hardware", file, "--ranks", "2", "--disk", path("disk")});
   EXPECT_EQ(result.code, 0) << result.err;
-  for (const char* part : {": 2 devices, threads of each ", "memory rate", "launch ", "attention ", "link ",
+  for (const char* part : {": 2 devices, threads of each ", "memory rate", "launch ", "attention: ", "link ",
                            "fp32: ", "bf16: ", "typical error", "by the formula", "disk "}) {
     EXPECT_THAT(result.out, HasSubstr(part));
   }

@@ -2,6 +2,7 @@
 #include "caravan/cost/hardware.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <gmock/gmock.h>
 #include <sstream>
@@ -166,6 +167,10 @@ TEST_F(HardwareFile, IsReadAsItWasWritten) {
   EXPECT_THAT(to_toml(unequal), AllOf(HasSubstr("[device.\"GPU (rev 2), 40%\"]"), HasSubstr("tile = [17, 3]")));
 }
 
+TEST_F(HardwareFile, BytesOfADataSheetAreRounded) {
+  EXPECT_EQ(read(with("\"96GiB\"", "\"79.63GiB\"")).devices[0].memory_bytes, std::llround(79.63 * (1 << 30)));
+}
+
 TEST_F(HardwareFile, OfOneDeviceNeedsLittle) {
   const Hardware one = read("[device.mine]\nproducts.fp16.peak = 50e12\nmemory = 8e9\nmemory_rate = 4e11\n[[host]]\n");
   EXPECT_EQ(one.name, "mine") << "that of the file";
@@ -254,7 +259,7 @@ TEST_F(HardwareFile, WrongKeysAndValuesAreSaid) {
   EXPECT_THAT(error_of(with("time_error = 0.2", "time_error = 1")), HasSubstr("is not a number from 0 to 0.9"));
   EXPECT_THAT(error_of(with("\"50000h\"", "\"5 years\"")), HasSubstr("device.big, mtbf: unit 'years'"));
   EXPECT_THAT(error_of(with("\"600GB/s\"", "inf")), HasSubstr("[[level]] 1, rate: is not a number"));
-  EXPECT_THAT(error_of(with("\"96GiB\"", "0.5")), HasSubstr("is not a whole number of bytes"));
+  EXPECT_THAT(error_of(with("\"96GiB\"", "1e19")), HasSubstr("memory: is too large"));
   EXPECT_THAT(error_of(with("units = 100", "is_processor = 1")), HasSubstr("is_processor: is neither true nor false"));
   EXPECT_THAT(error_of(with("sustained = 0.9", "sustained = 2")), HasSubstr("is not a number from 0.001 to 1"));
   EXPECT_THAT(error_of(with("units = 100", "units = 0")), HasSubstr("units: is not a whole number of 1 or more"));

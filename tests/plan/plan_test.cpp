@@ -168,6 +168,10 @@ TEST(Twins, DifferInMinorKeysAndTakeEquallyLong) {
     const Recipe recipe = recipe_of(keys);
     PlannedLayout layout{recipe, layout_text(recipe, 8), {}};
     layout.prediction.seconds = seconds;
+    // What recomputes or offloads keeps less.
+    const int64_t saved = (recipe.memory.recompute.is_none() ? 0 : 1) + (is_offload_used(recipe.offload) ? 1 : 0);
+    layout.prediction.memory[MemoryKind::parameters] = 100 - 10 * saved;
+    layout.prediction.host_bytes = is_offload_used(recipe.offload) ? 50 : 0;
     return layout;
   };
   std::vector<PlannedLayout> rows{row({"offload.optimizer=host"}, 1),
@@ -177,12 +181,15 @@ TEST(Twins, DifferInMinorKeysAndTakeEquallyLong) {
                                   row({"memory.recompute=selective"}, 1.008),
                                   row({"memory.recompute=full"}, 1.009),
                                   row({"mesh.tp=2"}, 1.009),
-                                  row({"offload.optimizer=host", "offload.activations=host"}, 1.02)};
-  EXPECT_EQ(drop_twins(rows, 8), 2U);
+                                  row({"offload.optimizer=host", "offload.activations=host"}, 1.02),
+                                  row({"mesh.tp=2", "memory.recompute=full"}, 1.03),
+                                  row({"mesh.tp=4"}, 1.03)};
+  rows.insert(rows.begin() + 7, row({"mesh.tp=2", "train.micro_batch=8"}, 1.02));
+  EXPECT_EQ(drop_twins(rows, 8), 4U);
   std::vector<double> left;
   for (const PlannedLayout& each : rows) left.push_back(each.prediction.seconds);
-  EXPECT_EQ(left, (std::vector<double>{1, 1.006, 1.007, 1.008, 1.009, 1.02}))
-      << "of those that offload, and of those that recompute, the fastest; what is a hundredth slower stays";
+  EXPECT_EQ(left, (std::vector<double>{1, 1.006, 1.007, 1.008, 1.009, 1.03, 1.03}))
+      << "of those that offload, and of those that recompute, the fastest; what is slower and saves no memory goes";
 }
 
 TEST(Search, SlowLinksBetweenHostsDecide) {

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <fmt/format.h>
@@ -43,6 +44,14 @@ int plan_published(const std::string& file) {
   return 0;
 }
 
+/// Before a search, not after it.
+void check_folder_of(const char* option, const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  if (::access(folder.c_str(), W_OK) == 0 && !std::filesystem::is_directory(path)) return;
+  throw UsageError({"plan", option, path + " cannot be written", "", "choose a file in a folder that exists"});
+}
+
 void check_is_new(const char* option, const std::string& path) {
   if (path.empty() || !std::filesystem::exists(path)) return;
   throw UsageError({"plan", option, path + " exists", "", "choose another name"});
@@ -57,6 +66,10 @@ std::optional<int> plan(const PlanArguments& arguments) {
   }
   check_is_new("--write", arguments.write);
   check_is_new("--write-rows", arguments.write_rows);
+  check_folder_of("--write", arguments.write);
+  check_folder_of("--write-rows", arguments.write_rows);
+  check_folder_of("--trace", arguments.trace);
+  check_folder_of("--svg", arguments.svg);
   check_budget(arguments, hardware_of(arguments));
   vocabulary_of(load_recipe(arguments.recipe, arguments.overrides));
   return std::nullopt;

@@ -65,8 +65,8 @@ double HardwareTable::quantity(const std::string& key, Quantity quantity, std::o
 int64_t HardwareTable::bytes(const std::string& key, std::optional<int64_t> otherwise, Zero zero) const {
   const double value =
       quantity(key, Quantity::bytes, otherwise ? std::optional(static_cast<double>(*otherwise)) : std::nullopt, zero);
-  if (value != std::floor(value) || value >= 0x1p62) refuse(key, "is not a whole number of bytes", "round it");
-  return static_cast<int64_t>(value);
+  if (value >= 0x1p62) refuse(key, "is too large", "correct it");
+  return std::llround(value);
 }
 
 int64_t HardwareTable::count(const std::string& key, std::optional<int64_t> otherwise) const {

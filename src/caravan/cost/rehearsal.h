@@ -43,6 +43,7 @@ struct Rehearsal {
   int rank = 0;
   /// The rank whose device computes it: where devices differ, the slowest of those that do the same. -1: its own.
   int slowest_rank = -1;
+  int64_t room_bytes = 0;  ///< the least that a device of those has; 0: unknown
   /// Events of RehearsedSteps::step, in order. Whatever happens between two of them counts for the first.
   std::vector<RehearsedEvent> events{};
   MemoryBytes peak{};           ///< peak since the first tensor of the model

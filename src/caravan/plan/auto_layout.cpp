@@ -73,6 +73,18 @@ Recipe with_record(const Recipe& recipe, const PlanRecord& record, int num_ranks
   return whole;
 }
 
+/// A plan changes how a gradient is computed, and never which.
+void refuse_other_gradients(const Recipe& recipe) {
+  const std::string why = "chooses among layouts that compute the gradient of one process";
+  const std::vector<Demand> demands{{Trait::whole_gradient, "--auto", why, "leave --auto out"},
+                                    {Trait::rehearses, "--auto", "rehearses steps", "leave --auto out"}};
+  for (const Setting& technique : techniques_of(recipe)) {
+    const auto misfit = find_misfit({&technique, 1}, demands);
+    if (!misfit) continue;
+    throw UsageError({"train", misfit->key, misfit->fact, recipe.where(technique.full_name()), misfit->action});
+  }
+}
+
 /// Why a recorded layout is not that of this run; "": it is.
 std::string misfit_of(const Recipe& recipe, const PlanRecord& record, int num_ranks) {
   if (record.num_ranks != num_ranks) {
@@ -81,6 +93,8 @@ std::string misfit_of(const Recipe& recipe, const PlanRecord& record, int num_ra
   }
   try {
     const Recipe planned = with_record(recipe, record, num_ranks);
+    refuse_other_gradients(planned);
+    if (layout_text(planned, num_ranks) != record.layout) return "has keys that are not those of its layout";
     const RecipeKey* key = changed_key(fixed_keys(recipe), planned, num_ranks);
     if (key == nullptr) return "";
     return fmt::format("has {} = {}, and --set gives {}", key->name, to_toml(key->get(planned)),
@@ -105,18 +119,6 @@ std::string recorded(const Recipe& recipe, int num_ranks, const AutoOptions& opt
   options.say(fmt::format("plan      what --auto chose before {}: {}", misfit,
                           options.plans ? "it chooses again" : "the layout is the recipe's; --auto chooses again"));
   return "";
-}
-
-/// A plan changes how a gradient is computed, and never which.
-void refuse_other_gradients(const Recipe& recipe) {
-  const std::string why = "chooses among layouts that compute the gradient of one process";
-  const std::vector<Demand> demands{{Trait::whole_gradient, "--auto", why, "leave --auto out"},
-                                    {Trait::rehearses, "--auto", "rehearses steps", "leave --auto out"}};
-  for (const Setting& technique : techniques_of(recipe)) {
-    const auto misfit = find_misfit({&technique, 1}, demands);
-    if (!misfit) continue;
-    throw UsageError({"train", misfit->key, misfit->fact, recipe.where(technique.full_name()), misfit->action});
-  }
 }
 
 /// Before anything is measured: whether a search has anywhere to start from. Throws what is wrong with the recipe as it

@@ -66,7 +66,10 @@ bool says_anything(const Hardware& hardware) {
 // t + stops seconds, each repeated until no failure hits it, take M exp(R / M) (exp((t + stops) / M) - 1) each. The
 // first order of the best t is Young's sqrt(2 stops M). What is written in the background is not there yet if a failure
 // comes while it is written, so that a failure costs that time too.
-Goodput goodput_of(const FailingRun& run) {
+Goodput goodput_of(const FailingRun& given) {
+  constexpr double kNever = 1e12;  // more would be lost in rounding
+  FailingRun run = given;
+  run.mtbf = std::min(run.mtbf, kNever);
   Goodput found{.stops = run.stops, .writes = run.writes, .mtbf = run.mtbf};
   const double behind = std::max(0.0, run.writes - run.stops);
   const double least = std::max({run.step, behind, best_interval(run)});

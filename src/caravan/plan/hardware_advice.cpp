@@ -1,6 +1,7 @@
 #include "caravan/plan/hardware_advice.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include <fmt/format.h>
 
@@ -11,13 +12,15 @@ namespace caravan {
 namespace {
 
 constexpr int kMostTried = 256;
+constexpr std::clock_t kMostClocks = CLOCKS_PER_SEC;  ///< processor time for each question
 
-/// The nearest numbers to `from`, below and above, that are legal.
+/// The nearest numbers to `from`, below and above, that are legal, as far as they are found in time.
 template <class IsLegal>
 std::vector<int64_t> nearest_legal(int64_t from, const IsLegal& is_legal) {
   std::vector<int64_t> found;
   for (const int64_t step : {-1, 1}) {
-    for (int64_t i = 1; i <= kMostTried && from + step * i >= 1; ++i) {
+    const std::clock_t end = std::clock() + kMostClocks;
+    for (int64_t i = 1; i <= kMostTried && from + step * i >= 1 && std::clock() < end; ++i) {
       if (!is_legal(from + step * i)) continue;
       found.push_back(from + step * i);
       break;

@@ -28,6 +28,25 @@ struct Change {
 /// The changes of one choice, including keys that it needs.
 using Changes = std::vector<Change>;
 
+/// The keys of a technique on so many ranks, with other values: all if they are few, and the nearest numbers of ranks
+/// where the entry proposes one.
+std::vector<std::pair<std::string, std::vector<RecipeValue>>> technique_keys(const Setting& technique, int64_t ranks) {
+  Setting proposed(technique.family().name, technique.name());
+  proposed.entry().propose(proposed, ranks);
+  std::vector<std::pair<std::string, std::vector<RecipeValue>>> all;
+  for (const SettingKey& key : technique.entry().keys) {
+    if (key.initial == RecipeValue("auto")) continue;  // already the best choice
+    std::vector<RecipeValue> values = key.kind.choices;
+    const RecipeValue& now = technique.value(key.name);
+    const auto* number = std::get_if<int64_t>(&now);
+    if (number != nullptr && proposed.value(key.name) != key.initial) {
+      for (const int64_t other : nearest(divisors(ranks, 2, ranks - 1), *number, 2)) values.emplace_back(other);
+    }
+    all.emplace_back(technique.full_name(key.name), std::move(values));
+  }
+  return all;
+}
+
 /// All changes, legal or not.
 std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
   std::vector<Changes> all;
@@ -49,10 +68,7 @@ std::vector<Changes> changes_of(const Recipe& recipe, int num_ranks) {
     }
   };
   add_entries("data_parallel", plan.dp);
-  for (const SettingKey& key : recipe.data_parallel.entry().keys) {
-    if (key.initial == RecipeValue("auto")) continue;  // already the best choice
-    add(recipe.data_parallel.full_name(key.name), key.kind.choices);
-  }
+  for (const auto& [key, values] : technique_keys(recipe.data_parallel, plan.dp)) add(key, values);
   const auto add_degree = [&](const std::string& axis, int64_t degree) {
     for (const int64_t other : {degree * 2, degree / 2}) {
       const int64_t others = ranks_per_replica(recipe) / degree * other;

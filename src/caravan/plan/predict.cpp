@@ -118,6 +118,7 @@ std::vector<Rehearsal> Predictor::rehearse_places(const Recipe& recipe, int num_
     all.push_back(rehearse_rank(recipe, first, num_ranks, numbers));
     if (num_ranks > hardware_.num_devices()) continue;  // of no device
     all.back().slowest_rank = slowest_rank(hardware_, first, of_place, recipe.precision.compute);
+    all.back().room_bytes = room_of(hardware_, first, of_place);
   }
   return all;
 }
@@ -141,8 +142,10 @@ StepWork Predictor::work_of(const Recipe& recipe) const {
           .is_update_delayed = recipe.offload.reads("delayed_update") && recipe.offload.flag("delayed_update")};
 }
 
-int64_t Predictor::room_bytes(const Recipe& recipe) const {
-  return room_of(hardware_, num_ranks_, device_budget(recipe));
+int64_t Predictor::room_bytes(const Recipe& recipe, int place, int64_t places) const {
+  const int of_place = num_ranks_ / static_cast<int>(places);
+  const int64_t room = room_of(hardware_, place * of_place, of_place), budget = device_budget(recipe);
+  return budget > 0 ? std::min(room, budget) : room;
 }
 
 Prediction Predictor::estimate(const Recipe& recipe) const {
@@ -154,15 +157,24 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
   const auto rehearsed = [&](const std::vector<int64_t>& layers, int64_t micro_batches) {
     return rehearse_places(with_sizes(recipe, {layers, micro_batches}, plan));
   };
+  const auto repeated = [&](const std::vector<int64_t>& layers, int64_t few, int64_t more, bool& is_repeated) {
+    return predict_repeated(rehearsed(layers, few), rehearsed(layers, more),
+                            RepeatedBatches::of(recipe.pipeline, few, more, plan.accumulation), costs_, &is_repeated);
+  };
+  // Where a rank has one stage, each micro-batch after the first ones repeats the passes of the one before, in most
+  // schedules, with as many in flight. It takes few of them to see that.
+  const int64_t ranks = recipe.pipeline.degree;
+  const bool is_soon = has_batches && recipe.pipeline.chunks() == 1 &&
+                       RepeatedBatches::of(recipe.pipeline, ranks, ranks + 1, plan.accumulation).is_full();
   Prediction sum;
   for (const bool more_layers : {false, true}) {
     if (more_layers && !has_layers) continue;
     const std::vector<int64_t>& layers = more_layers ? high.layers : low.layers;
-    const std::vector<Rehearsal> few = rehearsed(layers, low.micro_batches);
-    const Prediction one = has_batches
-                               ? predict_repeated(few, rehearsed(layers, high.micro_batches),
-                                                  {low.micro_batches, high.micro_batches, plan.accumulation}, costs_)
-                               : predict_rehearsed(few, costs_);
+    bool is_repeated = false;
+    Prediction one;
+    if (is_soon) one = repeated(layers, ranks + 1, ranks + 2, is_repeated);
+    if (has_batches && !is_repeated) one = repeated(layers, low.micro_batches, high.micro_batches, is_repeated);
+    if (!has_batches) one = predict_rehearsed(rehearsed(layers, low.micro_batches), costs_);
     add_share(sum, one, more_layers ? of_layers : 1 - of_layers);
   }
   complete(sum, hardware_, num_ranks_, work_of(recipe));

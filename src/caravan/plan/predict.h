@@ -36,8 +36,9 @@ class Predictor {
   /// The same on another number of such ranks, which may be more than there are.
   std::vector<Rehearsal> rehearse_places(const Recipe& recipe, int num_ranks) const;
 
-  /// The least memory of a device, or the recipe's budget if that is less; 0: unknown.
-  int64_t room_bytes(const Recipe& recipe) const;
+  /// The least memory of a device, of all or of a place of `places`, or the recipe's budget if that is less; 0:
+  /// unknown.
+  int64_t room_bytes(const Recipe& recipe, int place = 0, int64_t places = 1) const;
   int num_ranks() const noexcept { return num_ranks_; }
   const Hardware& hardware() const noexcept { return hardware_; }
   const StepCosts& costs() const noexcept { return costs_; }

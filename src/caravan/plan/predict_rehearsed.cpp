@@ -7,6 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/cost/extend_timeline.h"
 #include "caravan/cost/hardware_costs.h"
+#include "caravan/schedule/pipeline_schedule.h"
 
 namespace caravan {
 namespace {
@@ -81,7 +82,8 @@ void add_rates(Prediction& prediction, const Hardware& hardware, int num_ranks, 
     peak += static_cast<double>(num_devices) * (rate.peak_flops > 0 ? rate.peak_flops : rate.flops);
   }
   prediction.utilisation = peak > 0 ? work.flops / prediction.seconds / peak : 0;
-  prediction.room_bytes = room_of(hardware, num_ranks, work.budget_bytes);
+  const int64_t room = prediction.room_bytes;
+  prediction.room_bytes = work.budget_bytes > 0 && (room <= 0 || work.budget_bytes < room) ? work.budget_bytes : room;
   prediction.host_room_bytes = hardware.host_of(prediction.fullest_rank).memory_bytes;
 }
 
@@ -108,13 +110,17 @@ int slowest_rank(const Hardware& hardware, int first, int count, const std::stri
   return slowest;
 }
 
-int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes) {
-  int64_t room = 0;
-  for (const auto& [host, device, num_devices] : hardware.used_hosts(num_ranks)) {
-    const int64_t own = device->memory_bytes - device->reserved_bytes;
-    room = room == 0 ? own : std::min(room, own);
+int64_t room_of(const Hardware& hardware, int first, int count) {
+  const auto room = [](const HardwareDevice& device) { return device.memory_bytes - device.reserved_bytes; };
+  if (hardware.is_uniform()) return room(hardware.device_of(first));
+  int64_t least = room(hardware.device_of(first));
+  int64_t begin = 0;  // of a kind of hosts
+  for (const HostKind& host : hardware.hosts) {
+    const int64_t end = begin + host.count * host.devices;
+    if (begin < first + count && end > first) least = std::min(least, room(hardware.device_of(begin)));
+    begin = end;
   }
-  return budget_bytes > 0 ? std::min(room, budget_bytes) : room;
+  return least;
 }
 
 Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCosts& costs,
@@ -150,10 +156,14 @@ Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCo
   Prediction of_step;
   add(of_step, prediction, 1 / steps);
   for (const Rehearsal& one : rehearsals) {
-    if (one.peak.total() > of_step.memory.total()) {
+    const auto share = [](const MemoryBytes& peak, int64_t room) {
+      return static_cast<double>(peak.total()) / static_cast<double>(std::max<int64_t>(1, room));
+    };
+    if (share(one.peak, one.room_bytes) > share(of_step.memory, of_step.room_bytes)) {
       of_step.memory = one.peak;
       of_step.fullest_rank = one.rank;
       of_step.peak_event = one.peak_event;
+      of_step.room_bytes = one.room_bytes;
     }
     const Rehearsal::Moved& own = one.moved;
     of_step.moved.to_host = std::max(of_step.moved.to_host, own.to_host);
@@ -165,6 +175,19 @@ Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCo
   return of_step;
 }
 
+RepeatedBatches RepeatedBatches::of(const PipelineChoice& pipeline, int64_t few, int64_t more, int64_t all) {
+  const auto in_flight = [&](int64_t micro_batches) {
+    double sum = 0;
+    for (const HeldActivations& held : held_activations(pipeline_order(pipeline, static_cast<int>(micro_batches)))) {
+      sum += static_cast<double>(held.activations);
+    }
+    return sum;
+  };
+  const double of_few = in_flight(few), of_more = in_flight(more), of_all = in_flight(all);
+  const bool is_full = of_more == of_all || of_more == of_few;
+  return {few, more, all, is_full ? 1 : (of_all - of_few) / (of_more - of_few)};
+}
+
 Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsal> more, const RepeatedBatches& batches,
                             const StepCosts& costs, bool* is_repeated) {
   if (is_repeated != nullptr) *is_repeated = false;
@@ -173,6 +196,11 @@ Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsa
   Prediction on_line;
   add_share(on_line, of_few, 1 - share);
   add_share(on_line, of_more, share);
+  Prediction in_memory;
+  add_share(in_memory, of_few, 1 - batches.memory_share);
+  add_share(in_memory, of_more, batches.memory_share);
+  on_line.memory = in_memory.memory;
+  on_line.host_bytes = in_memory.host_bytes;
   const int64_t blocks = (batches.all - batches.few) / (batches.more - batches.few);
   for (size_t place = 0; place < few.size(); ++place) {
     auto extended = extend_timeline(few[place].timeline, more[place].timeline, blocks);
@@ -187,9 +215,7 @@ Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsa
     on_line.waits = of_blocks.waits;
     on_line.computes = of_blocks.computes;
     on_line.of_products = of_blocks.of_products;
-    const bool has_same_memory =
-        of_few.memory.total() == of_more.memory.total() && of_few.host_bytes == of_more.host_bytes;
-    if (is_repeated != nullptr) *is_repeated = has_same_memory;
+    if (is_repeated != nullptr) *is_repeated = true;
   } catch (const InternalError&) {
     // Blocks of two ranks do not fit together: so few micro-batches do not show how more follow each other.
   }
@@ -201,6 +227,7 @@ void add_share(Prediction& sum, const Prediction& one, double share) {
   add(sum.memory, one.memory, share);
   sum.host_bytes += std::llround(share * static_cast<double>(one.host_bytes));
   sum.fullest_rank = one.fullest_rank;
+  sum.room_bytes = one.room_bytes;
   sum.peak_event = one.peak_event;
 }
 

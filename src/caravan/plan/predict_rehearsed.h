@@ -9,6 +9,7 @@
 #include "caravan/cost/rehearsal.h"
 #include "caravan/cost/simulate.h"
 #include "caravan/plan/prediction.h"
+#include "caravan/schedule/pipeline_choice.h"
 
 namespace caravan {
 
@@ -26,8 +27,8 @@ struct StepWork {
 /// pipeline do the same, so that this one decides.
 int slowest_rank(const Hardware& hardware, int first, int count, const std::string& dtype);
 
-/// The least memory of the first `num_ranks` devices, or the budget if that is less.
-int64_t room_of(const Hardware& hardware, int num_ranks, int64_t budget_bytes);
+/// The least memory of `count` devices from `first` on, without what is reserved.
+int64_t room_of(const Hardware& hardware, int first, int count);
 
 /// From rehearsals of a rank of each place of the pipeline. complete() adds what is missing.
 Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCosts& costs,
@@ -35,11 +36,14 @@ Prediction predict_rehearsed(std::span<const Rehearsal> rehearsals, const StepCo
 /// Micro-batches of two steps that are rehearsed, and of the one that is predicted from them.
 struct RepeatedBatches {
   int64_t few, more, all;
+  double memory_share = 1;  ///< of the second step in the memory of the third; the rest is of the first
+  bool is_full() const noexcept { return memory_share == 1; }  ///< no more are in flight than in the second
+  /// Of a pipeline: memory follows the micro-batches in flight, which in most schedules are soon as many as ever.
+  static RepeatedBatches of(const PipelineChoice& pipeline, int64_t few, int64_t more, int64_t all);
 };
 /// The same for a step with more micro-batches than two that are rehearsed, not complete. If these repeat a block of
 /// passes, by the timeline with more blocks: a line through two times misses where what is sent once a step takes as
-/// long as few micro-batches. Else, and in memory, by the line.
-/// `is_repeated`: whether it is of the timeline, and memory is that of both.
+/// long as few micro-batches. Else by the line. `is_repeated`: which.
 Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsal> more, const RepeatedBatches& batches,
                             const StepCosts& costs, bool* is_repeated = nullptr);
 /// Adds a share of a prediction before it is complete, to extrapolate between some whose shares add up to 1.

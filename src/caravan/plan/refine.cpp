@@ -1,24 +1,30 @@
 #include "caravan/plan/refine.h"
 
 #include <algorithm>
+#include <ctime>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "caravan/plan/if_possible.h"
 #include "caravan/plan/neighbours.h"
 
 namespace caravan {
 namespace {
 
-constexpr size_t kConsidered = 12, kRefined = 2;
+constexpr size_t kConsidered = 24, kRefined = 2;
+constexpr int kTries = 3;       ///< of one, with less room each time
 constexpr double kRoom = 0.97;  ///< of a device, for what sketches miss
 
-/// Seconds of the same layers if nothing is chosen: all kept, on any device.
-double unrefined_seconds(UnitProblem problem) {
+/// Seconds of the same layers if nothing is chosen but the cut: all kept, on equal devices, as a sketch has them.
+double sketched_seconds(UnitProblem problem) {
   for (std::vector<UnitWay>& ways : problem.units) ways.resize(1);
-  for (StageDevice& stage : problem.stages) stage.room_bytes = 0;
+  for (StageDevice& stage : problem.stages) {
+    stage.room_bytes = 0;
+    stage.slowness = 1;
+  }
   const auto choice = choose_units(problem);
   return choice ? choice->seconds : 0;
 }
@@ -40,31 +46,63 @@ std::optional<Recipe> with_units(const Recipe& recipe, const UnitChoice& choice,
   return changed_recipe(recipe, keys, num_ranks);
 }
 
+/// A sketch with the choice for each of its layers.
+struct Refined {
+  const LayoutSketch* sketch;
+  double room_share;  ///< of each device, that the choice had
+  double seconds;     ///< that it promises
+  Recipe recipe;
+};
+
+std::optional<Refined> refine(Sketcher& sketcher, const LayoutSketch& sketch, double seconds, double room_share,
+                              int num_ranks) {
+  const auto problem = sketcher.units_of(sketch, room_share);
+  const auto choice = problem ? choose_units(*problem) : std::nullopt;
+  const auto recipe = choice ? sketcher.recipe_of(sketch) : std::nullopt;
+  auto own = recipe ? with_units(*recipe, *choice, num_ranks) : std::nullopt;
+  if (!own) return std::nullopt;
+  return Refined{&sketch, room_share, seconds * choice->seconds / sketched_seconds(*problem), std::move(*own)};
+}
+
 }  // namespace
 
-std::vector<Recipe> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, int num_ranks, double best_seconds,
-                                    const std::function<bool(const Recipe&)>& may_choose) {
+std::vector<PlannedLayout> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, const Predictor& predictor,
+                                           const RefineOptions& options) {
+  // On unlike devices an estimate of even stages tells little of others: there a sketch has to do.
+  const bool is_uniform = predictor.hardware().is_uniform();
+  const int num_ranks = predictor.num_ranks();
+  const auto seconds_of = [&](const LayoutSketch& one) { return is_uniform ? queue.seconds(one) : one.seconds; };
+  const auto is_slower = [&](double seconds) { return options.best_seconds > 0 && seconds >= options.best_seconds; };
   std::vector<const LayoutSketch*> promising;
   for (const LayoutSketch& one : queue.sketches()) {
-    const bool is_slower = best_seconds > 0 && queue.seconds(one) >= best_seconds;
-    if (one.split.recompute == "none" && !is_slower) promising.push_back(&one);
+    const bool can_gain = one.split.recompute == "none" && (is_uniform || one.pp > 1);
+    if (can_gain && !is_slower(seconds_of(one))) promising.push_back(&one);
   }
-  std::ranges::sort(promising, {}, [&](const LayoutSketch* one) { return queue.seconds(*one); });
+  std::ranges::sort(promising, {}, [&](const LayoutSketch* one) { return seconds_of(*one); });
   if (promising.size() > kConsidered) promising.resize(kConsidered);
-  std::vector<std::pair<double, Recipe>> refined;
+  std::vector<Refined> refined;
   for (const LayoutSketch* one : promising) {
-    const double room = kRoom * queue.room_bytes() * one->bytes / std::max(1.0, queue.bytes(*one));
-    const auto problem = sketcher.units_of(*one, room);
-    const auto choice = problem ? choose_units(*problem) : std::nullopt;
-    const auto recipe = choice ? sketcher.recipe_of(*one) : std::nullopt;
-    auto own = recipe ? with_units(*recipe, *choice, num_ranks) : std::nullopt;
-    if (!own || !may_choose(*own)) continue;
-    const double seconds = queue.seconds(*one) * choice->seconds / unrefined_seconds(*problem);
-    if (best_seconds <= 0 || seconds < best_seconds) refined.emplace_back(seconds, std::move(*own));
+    const double room_share = kRoom * one->bytes / std::max(1.0, queue.bytes(*one));
+    auto own = refine(sketcher, *one, seconds_of(*one), room_share, num_ranks);
+    if (own && options.may_choose(own->recipe) && !is_slower(own->seconds)) refined.push_back(std::move(*own));
   }
-  std::ranges::sort(refined, {}, &std::pair<double, Recipe>::first);
-  std::vector<Recipe> best;
-  for (size_t i = 0; i < std::min(kRefined, refined.size()); ++i) best.push_back(std::move(refined[i].second));
+  std::ranges::sort(refined, {}, &Refined::seconds);
+  std::vector<PlannedLayout> best;
+  for (std::optional<Refined> one : refined) {
+    if (best.size() == kRefined) break;
+    for (int tries = 0; one && tries < kTries && std::clock() < options.end; ++tries) {
+      const auto whole = if_possible([&] { return predictor.predict(one->recipe); });
+      if (!whole) break;
+      if (whole->fits()) {
+        best.push_back({one->recipe, layout_text(one->recipe, num_ranks), *whole, /*is_whole=*/true});
+        break;
+      }
+      // Again with less room, by what a sketch misses.
+      const double share = static_cast<double>(whole->room_bytes) / static_cast<double>(whole->memory.total());
+      one = refine(sketcher, *one->sketch, seconds_of(*one->sketch), kRoom * share * one->room_share, num_ranks);
+      if (one && (!options.may_choose(one->recipe) || is_slower(one->seconds))) break;
+    }
+  }
   return best;
 }
 

@@ -151,7 +151,9 @@ std::vector<std::function<bool(const LayoutSketch&)>> compared_features(const st
 /// Estimates the most promising layouts until no other promises to be better, and then those of sentences.
 void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& queue, std::clock_t end) {
   constexpr double kMargin = 1.1;  // of sketches over estimates
+  constexpr int kMisfits = 8;      // then neighbours of the least ones, which offload
   double best = 0;
+  int num_misfits = 0;
   std::vector<LayoutSketch> estimated;
   const auto estimate = [&](const LayoutSketch& sketch) {
     const auto recipe = sketcher.recipe_of(sketch);
@@ -166,6 +168,7 @@ void estimate_promising(Search& search, const Sketcher& sketcher, SketchQueue& q
     const LayoutSketch* next = queue.take();
     if (next == nullptr) return;
     if (best > 0 && (!queue.fits(*next) || queue.seconds(*next) > kMargin * best)) break;
+    if (!queue.fits(*next) && ++num_misfits > kMisfits) break;
     estimate(*next);
   }
   for (const auto& has : compared_features(queue.sketches())) {
@@ -248,11 +251,11 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
   result.is_complete = search.is_complete() && is_counted;
   const bool has_fitting = !result.estimated.empty() && result.estimated.front().prediction.fits();
   const double best = has_fitting ? result.estimated.front().prediction.seconds : 0;
-  const auto may_choose = [&](const Recipe& refined) { return search.may_choose(refined); };
-  for (const Recipe& refined : refined_layouts(sketcher, queue, num_ranks, best, may_choose)) {
-    if (std::clock() > search.end_of(kWhole)) break;
-    const auto whole = if_possible([&] { return predictor.predict(refined); });
-    if (whole) result.estimated.push_back({refined, layout_text(refined, num_ranks), *whole, /*is_whole=*/true});
+  const auto may_choose = [&](const Recipe& recipe) { return search.may_choose(recipe); };
+  for (PlannedLayout& refined :
+       refined_layouts(sketcher, queue, predictor,
+                       {.best_seconds = best, .may_choose = may_choose, .end = search.end_of(kWhole)})) {
+    result.estimated.push_back(std::move(refined));
   }
   std::ranges::stable_sort(result.estimated, is_before);
   rehearse_best(result, predictor, options.most_rows, search.end_of(kWhole));

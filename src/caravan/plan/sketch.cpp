@@ -200,7 +200,7 @@ std::vector<LayoutSketch> Sketcher::all(double room_bytes, std::clock_t end) {
   return found;
 }
 
-std::optional<UnitProblem> Sketcher::units_of(const LayoutSketch& sketch, double room_bytes) {
+std::optional<UnitProblem> Sketcher::units_of(const LayoutSketch& sketch, double room_share) {
   SplitChoice kept = sketch.split, again = sketch.split;
   kept.recompute = "none";
   again.recompute = "full";
@@ -228,7 +228,8 @@ std::optional<UnitProblem> Sketcher::units_of(const LayoutSketch& sketch, double
   };
   for (int64_t place = 0; place < sketch.pp; ++place) {
     const double working = std::max(parts[0]->working, parts[1]->working);
-    const double room = room_bytes > 0 ? std::max(1.0, room_bytes - working) : 0;
+    const double own = room_share * d(predictor_.room_bytes(recipe_, static_cast<int>(place), sketch.pp));
+    const double room = own > 0 ? std::max(1.0, own - working) : 0;
     problem.stages.push_back({rate_of(0) / rate_of(place), in_flight[static_cast<size_t>(place)], room});
   }
   const double of_split = share_of_split(kept);

@@ -37,9 +37,9 @@ class Sketcher {
   /// Whether `all` had to stop.
   bool is_complete() const noexcept { return is_complete_; }
   /// The layers of a sketch, the first with the embedding and the last with the head, each kept or recomputed (its two
-  /// ways, in this order), on the devices of the stages. Nothing if its ranks have several stages, or parts are not
-  /// legal.
-  std::optional<UnitProblem> units_of(const LayoutSketch& sketch, double room_bytes);
+  /// ways, in this order), on the devices of the stages, of whose memory they get a share. Nothing if its ranks have
+  /// several stages, or parts are not legal.
+  std::optional<UnitProblem> units_of(const LayoutSketch& sketch, double room_share);
   /// The recipe with the choices of a sketch; nothing if that is not legal.
   std::optional<Recipe> recipe_of(const LayoutSketch& sketch) const;
 

@@ -7,8 +7,9 @@
 
 namespace caravan {
 
-/// Removes rows that differ from an earlier one in minor keys alone, and whose step takes as long within a hundredth:
-/// degrees, schedule and technique are equal, and both recompute and offload something or neither. Returns how many.
+/// Removes rows that differ from an earlier one in minor keys alone: degrees, schedule and technique are equal. Those
+/// that both recompute and offload something, or neither, if steps take as long within a hundredth; others if they are
+/// slower and need as much memory. Returns how many.
 size_t drop_twins(std::vector<PlannedLayout>& rows, int num_ranks);
 
 }  // namespace caravan

@@ -80,6 +80,9 @@ std::string why_not(const RowsToDeal& what, const std::vector<int64_t>& rows) {
   if (static_cast<int64_t>(rows.size()) != what.coordinates) {
     return fmt::format("rows of {} data-parallel ranks, but there are {}", rows.size(), what.coordinates);
   }
+  for (const int64_t own : rows) {
+    if (own < 0 || own > what.rows) return fmt::format("{} rows of a rank, but {} in a step", own, what.rows);
+  }
   const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   if (sum != what.rows) return fmt::format("{} rows in a step, but there are {}", sum, what.rows);
   for (const int64_t own : rows) {

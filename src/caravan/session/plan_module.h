@@ -62,8 +62,8 @@ struct ModulePlan {
 /// shapes_only().
 ///
 /// Every rank of the session calls it with the same arguments and gets the same plan; they send only whether time is
-/// up. Without hardware in the options they are measured, all at once, in a few seconds; the cache folder keeps this for
-/// a day (job_hardware).
+/// up. Without hardware in the options they are measured, all at once, in a few seconds; the cache folder keeps this
+/// for a day (job_hardware).
 ///
 /// Throws UsageError for a Module of this library (`caravan plan` plans these), a loss that is no scalar, a net or loss
 /// with an operation that needs values, naming it, rows that cannot be dealt evenly to the ranks, more ranks than

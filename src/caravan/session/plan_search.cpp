@@ -157,6 +157,7 @@ std::vector<Rehearsal> LayoutPredictor::rehearsed(const StepLayout& layout, int6
       {net_with(num_units), techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
   for (Rehearsal& one : rehearsals) {
     one.slowest_rank = slowest_rank(step_.hardware, one.rank, layout.dp, step_.work.dtype);
+    one.room_bytes = room_of(step_.hardware, one.rank, layout.dp);
   }
   return rehearsals;
 }
@@ -191,6 +192,15 @@ LayoutPredictor::Line LayoutPredictor::units_of(const StepLayout& layout) const 
   return {low, high, all};
 }
 
+RepeatedBatches LayoutPredictor::batches_of(const StepLayout& layout, const Line& micro_batches) const {
+  const auto& [few, more, all] = micro_batches;
+  if (layout.pp == 1) return {few, more, all};
+  PipelineChoice pipeline;
+  pipeline.degree = layout.pp;
+  pipeline.schedule = layout.schedule;
+  return RepeatedBatches::of(pipeline, few, more, all);
+}
+
 Prediction LayoutPredictor::between(const StepLayout& layout, const Line& micro_batches, const Line& units) const {
   Prediction sum;
   for (const bool more_units : {false, true}) {
@@ -200,7 +210,7 @@ Prediction LayoutPredictor::between(const StepLayout& layout, const Line& micro_
     const Prediction one = micro_batches.is_point()
                                ? predict_rehearsed(few, costs_)
                                : predict_repeated(few, rehearsed(layout, micro_batches.high, num_units),
-                                                  {micro_batches.low, micro_batches.high, micro_batches.at}, costs_);
+                                                  batches_of(layout, micro_batches), costs_);
     add_share(sum, one, more_units ? units.share() : 1 - units.share());
   }
   complete(sum, step_.hardware, space_.limits().ranks, step_.work);

@@ -63,6 +63,7 @@ class LayoutPredictor {
 
   /// A step with so many micro-batches of the same size: a rank of each place.
   std::vector<Rehearsal> rehearsed(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const;
+  RepeatedBatches batches_of(const StepLayout& layout, const Line& micro_batches) const;
   Prediction between(const StepLayout& layout, const Line& micro_batches, const Line& units) const;
 
   const PlannedStep& step_;

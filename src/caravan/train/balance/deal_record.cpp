@@ -1,5 +1,7 @@
 #include "caravan/train/balance/deal_record.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -35,7 +37,10 @@ std::vector<RecordedDeal> parse_deals(std::string_view text, const std::string& 
                        fmt::format("use the {} of a run, unchanged", kDealsFile)});
     };
     try {
-      deals.push_back(parse_deal(nlohmann::json::parse(text.substr(begin, end - begin))));
+      const auto line = nlohmann::json::parse(text.substr(begin, end - begin));
+      const auto is_whole = [](const nlohmann::json& rows) { return rows.is_number_integer(); };
+      if (!std::ranges::all_of(line.at("rows"), is_whole)) refuse("has rows that are no whole numbers");
+      deals.push_back(parse_deal(line));
     } catch (const nlohmann::json::exception&) {
       refuse("is not a deal: step, micro_batches and rows");
     }
