@@ -19,7 +19,7 @@ namespace caravan {
 namespace {
 
 constexpr double kBlock_s = 0.015;
-/// Of 62 recipes on one and two ranks, nine in ten were within 10 % (bench/plan_accuracy.py), on one idle machine.
+/// Of 62 recipes on one and two ranks, nine in ten were within 13 % (bench/plan_accuracy.py), on one idle machine.
 constexpr double kMeasuredTimeError = 0.15;
 constexpr int64_t kCopyBytes = int64_t{64} << 20;  // more than the caches of a core hold
 constexpr int64_t kMessageBytes = int64_t{4} << 20;
