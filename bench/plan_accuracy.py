@@ -15,13 +15,13 @@ import csv
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 
 import machine
+import planned
 
 SMALL = ["train.global_batch=24", "data.tokenizer=bytes"]
 WIDE = ["model.layers=2", "model.width=1024", "model.heads=16", "model.context=256", "train.global_batch=8",
@@ -112,33 +112,43 @@ def recipes(ranks):
     return found
 
 
+# Nothing but steps.
+STEPS_ALONE = ["sample.tokens=0", "train.eval_every=0", "train.eval_batches=1", "checkpoint.every=0"]
+
+
 def run(words):
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
 
 
-def number(text):
-    value, unit = re.match(r"([0-9.]+) ?(ms|s)", text).groups()
-    return float(value) * (1e-3 if unit == "ms" else 1)
+def sets(keys):
+    return [word for key in keys for word in ("--set", key)]
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (pathlib.Path(folder) / "train.log").read_text().splitlines()]
+
+
+def step_seconds(log):
+    """Of the steps without the first two, which allocate."""
+    return [line["step_ms"] * 1e-3 for line in log if "step_ms" in line][2:]
 
 
 def measure(caravan, hardware, keys, ranks, steps, folder):
-    sets = [word for key in keys for word in ("--set", key)]
-    plan = run([caravan, "plan", "--hardware", hardware, "--ranks", str(ranks), "--seconds", "0.001", *sets])
-    found = re.search(r"^recipe +.*: ([0-9.]+ m?s) (?:\([^)]*\) )?a step, ([0-9.]+) ([KMG]iB)", plan.stdout, re.M)
+    plan = run([caravan, "plan", "--hardware", hardware, "--ranks", ranks, "--seconds", "0.001", *sets(keys)])
+    found = planned.of_recipe(plan.stdout)
     if not found:
         return None, (plan.stderr or plan.stdout).strip().splitlines()[-1]
-    trained = run([caravan, "train", "--ranks", str(ranks), *sets, "--set", f"checkpoint.dir={folder}",
-                   "--set", f"train.steps={steps}", "--set", "sample.tokens=0", "--set", "train.eval_every=0",
-                   "--set", "train.eval_batches=1", "--set", "checkpoint.every=0"])
+    trained = run([caravan, "train", "--ranks", ranks,
+                   *sets([*keys, *STEPS_ALONE, f"checkpoint.dir={folder}", f"train.steps={steps}"])])
     if trained.returncode:
         return None, trained.stderr.strip().splitlines()[0]
-    lines = [json.loads(line) for line in (pathlib.Path(folder) / "train.log").read_text().splitlines()]
-    taken = [line["step_ms"] * 1e-3 for line in lines if "step_ms" in line][2:]
+    lines = log_of(folder)
+    taken = step_seconds(lines)
     peak = max(line.get("peak_memory_bytes", 0) for line in lines)
     foreseen = max(line.get("predicted_memory_bytes", 0) for line in lines)  # plan prints the same, rounded
     if any(key.startswith("mesh.ep") for key in keys):  # but for ranks that share experts, which have unequal loads
-        foreseen = float(found[2]) * {"K": 2**10, "M": 2**20, "G": 2**30}[found[3][0]]
-    return (number(found[1]), statistics.median(taken), foreseen, peak), ""
+        foreseen = found[1]
+    return (found[0], statistics.median(taken), foreseen, peak), ""
 
 
 def main():
@@ -157,7 +167,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for ranks in arguments.ranks:
             hardware = f"{folder}/hardware{ranks}.toml"
-            measured = run([caravan, "doctor", "--hardware", hardware, "--ranks", str(ranks)])
+            measured = run([caravan, "doctor", "--hardware", hardware, "--ranks", ranks])
             if measured.returncode:
                 sys.exit(measured.stderr)
             errors, memory = [], []

@@ -12,22 +12,20 @@ predicted and measured times of plan's layouts. Run it on an idle machine.
 import argparse
 import csv
 import itertools
-import json
 import os
 import pathlib
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 
 import machine
-from plan_accuracy import DEEP, EXPERTS, LARGE, LLAMA, SMALL, WIDE, number
+from plan_accuracy import (DEEP, EXPERTS, LARGE, LLAMA, SMALL, STEPS_ALONE, WIDE, log_of, run, sets, step_seconds)
+from planned import number
 
 PAIRS = [("small", SMALL, 1), ("wide", WIDE, 2), ("deep", DEEP, 2), ("llama", LLAMA, 2), ("experts", EXPERTS, 2),
          ("large", LARGE, 2)]
-NO_LOGS = ["sample.tokens=0", "train.eval_every=0", "train.eval_batches=1", "checkpoint.every=0"]
 
 
 def degrees(total, count):
@@ -58,10 +56,6 @@ def sample(ranks, rows, has_experts, seed):
     return found
 
 
-def run(words):
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
-
-
 class Trainer:
     def __init__(self, caravan, ranks, steps, folder):
         self.caravan, self.ranks, self.steps, self.folder, self.runs = caravan, ranks, steps, folder, 0
@@ -70,13 +64,11 @@ class Trainer:
         """Seconds of each step, or why there are none."""
         self.runs += 1
         run_folder = f"{self.folder}/run{self.ranks}_{self.runs}"
-        sets = [*keys, *NO_LOGS, f"train.steps={self.steps}", f"checkpoint.dir={run_folder}"]
         words = [self.caravan, "train", *([recipe] if recipe else []), "--ranks", self.ranks]
-        trained = run([*words, *(word for key in sets for word in ("--set", key))])
+        trained = run([*words, *sets([*keys, *STEPS_ALONE, f"train.steps={self.steps}", f"checkpoint.dir={run_folder}"])])
         if trained.returncode:
             return None, (trained.stderr or trained.stdout).strip().splitlines()[0]
-        lines = [json.loads(line) for line in (pathlib.Path(run_folder) / "train.log").read_text().splitlines()]
-        return [line["step_ms"] * 1e-3 for line in lines if "step_ms" in line][2:], ""
+        return step_seconds(log_of(run_folder)), ""
 
 
 def median(layout):
@@ -103,7 +95,7 @@ def measure(name, model, ranks, arguments, caravan, folder):
     if measured.returncode:
         sys.exit(measured.stderr)
     plan = run([caravan, "plan", "--hardware", hardware, "--ranks", ranks, "--write-rows", rows_folder,
-                *(word for key in model for word in ("--set", key))])
+                *sets(model)])
     if plan.returncode:
         sys.exit(plan.stderr or plan.stdout)
     table = re.findall(r"^ +\d+ +([0-9.]+ m?s) +\S+ +\S+% +.*?  (dp .*|pp .*|tp .*|cp .*|ep .*)$", plan.stdout, re.M)

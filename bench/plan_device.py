@@ -13,10 +13,11 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import time
+
+import planned
 
 # name: keys of a recipe
 MODELS = {
@@ -144,10 +145,10 @@ def predicted(caravan, hardware, config):
         keys.append("memory.recompute=full")
     plan = subprocess.run([caravan, "plan", "--hardware", hardware, "--seconds", "0.001",
                            *(word for key in keys for word in ("--set", key))], capture_output=True, text=True, check=False)
-    found = re.search(r"^recipe +.*: ([0-9.]+) (m?s) (?:\([^)]*\) )?a step, ([0-9.]+) (GiB|MiB)", plan.stdout, re.M)
+    found = planned.of_recipe(plan.stdout)
     if not found:
         raise SystemExit(plan.stderr or plan.stdout)
-    return float(found[1]) * (1e-3 if found[2] == "ms" else 1), float(found[3]) * 2 ** (30 if found[4] == "GiB" else 20)
+    return found
 
 
 def main():

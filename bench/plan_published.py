@@ -11,9 +11,10 @@ decile, for contexts up to 4096 and longer ones: attention kernels differ most.
 import argparse
 import csv
 import pathlib
-import re
 import statistics
 import subprocess
+
+import planned
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -50,10 +51,10 @@ def plan(caravan, row):
     for key, value in keys_of(row).items():
         words += ["--set", f"{key}={value}"]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
-    found = re.search(r"^recipe +.*: ([0-9.]+) (ms|s) (?:\([^)]*\) )?a step, ", result.stdout, re.M)
+    found = planned.of_recipe(result.stdout)
     if not found:
         return None, ((result.stderr or result.stdout).strip().splitlines() or ["no output"])[-1]
-    return float(found[1]) * (1e-3 if found[2] == "ms" else 1), ""
+    return found[0], ""
 
 
 def main():

@@ -37,7 +37,7 @@ void add_disks(HostKind& host, const TierFindings& tiers) {
   }
 }
 
-void print_products(const MeasuredProducts& measured, const HardwareDevice& device) {
+void print_kernels(const MeasuredKernels& measured, const HardwareDevice& device) {
   const ProductRate& rate = *device.product(measured.fit.rate.dtype);
   fmt::print("{}: {:.1f} GFLOP/s, tiles of {} x {}, {} deep beside k; typical error {:.0f} %, worst {:.0f} %\n",
              rate.dtype, rate.flops / 1e9, rate.tile_m, rate.tile_n, rate.ramp_k, 100 * measured.fit.typical_error,
@@ -82,7 +82,7 @@ void print_hardware(const MeasuredHardware& measured, int threads) {
     line("link", fmt::format("{:.2f} us, {:.2f} GB/s when all send; an all-reduce reaches {:.0f} % of it",
                              level.latency_seconds * 1e6, level.bytes_per_second / 1e9, 100 * level.fraction));
   }
-  for (const MeasuredProducts& products : measured.products) print_products(products, device);
+  for (const MeasuredKernels& kernels : measured.kernels) print_kernels(kernels, device);
 }
 
 }  // namespace

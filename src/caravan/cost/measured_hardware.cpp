@@ -72,17 +72,17 @@ MeasuredHardware measure_hardware(Communicator& world, int threads, const std::s
                         .host_bytes_per_second = four_digits(rates.copy_gb_s / 2 * 1e9 / ranks),
                         .time_error = kMeasuredTimeError,
                         .is_processor = true};
-  MeasuredHardware measured{.products = time_kernels(world, device, limits.dtypes, deadline)};
-  for (MeasuredProducts& own : measured.products) {
+  MeasuredHardware measured{.kernels = time_kernels(world, device, limits.dtypes, deadline)};
+  for (MeasuredKernels& own : measured.kernels) {
     ProductRate rate = own.fit.rate;
     rate.flops = four_digits(rate.flops);
     rate.attention = own.attention;
     rate.attention_backward = own.attention_backward;
     device.products.push_back(std::move(rate));
   }
-  for (size_t i = 0; i < measured.products.size(); ++i) {
+  for (size_t i = 0; i < measured.kernels.size(); ++i) {
     ProductRate& rate = device.products[i];
-    MeasuredProducts& own = measured.products[i];
+    MeasuredKernels& own = measured.kernels[i];
     own.step_fit = fit_kernels(device, rate.dtype, own.steps);
     rate.operand_bytes_per_second = four_digits(own.step_fit.operand_bytes_per_second);
     rate.kernel_seconds = four_digits(own.step_fit.kernel_seconds);

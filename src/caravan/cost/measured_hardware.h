@@ -18,7 +18,7 @@ struct MeasureLimits {
 
 struct MeasuredHardware {
   Hardware hardware{};  ///< without disks
-  std::vector<MeasuredProducts> products{};
+  std::vector<MeasuredKernels> kernels{};
 };
 
 /// Measures this host as hardware of world.size() devices: each rank is one, with `threads` compute threads, and all

@@ -76,7 +76,7 @@ struct AttentionShape {
 constexpr AttentionShape kAttentionShapes[] = {{8, 128, 8, 32}, {2, 256, 8, 64}, {1, 512, 8, 64}};
 
 /// Of causal attention. Libraries prepare each block of queries, which may take longer than its arithmetic.
-void time_attention(Communicator& world, MeasuredProducts& own) {
+void time_attention(Communicator& world, MeasuredKernels& own) {
   std::vector<std::array<double, 2>> forward, backward;  // FLOPs and rows, in parts of the time
   for (const auto& [batch, positions, heads, width] : kAttentionShapes) {
     const auto operand = [&] {
@@ -203,10 +203,10 @@ bool Deadline::allows(double more, double share) const {
   return end <= share * seconds_;
 }
 
-std::vector<MeasuredProducts> time_kernels(Communicator& world, const HardwareDevice& device,
-                                           const std::vector<std::string>& dtypes, const Deadline& deadline) {
+std::vector<MeasuredKernels> time_kernels(Communicator& world, const HardwareDevice& device,
+                                          const std::vector<std::string>& dtypes, const Deadline& deadline) {
   const int rounds = deadline.is_given() ? 1 : kRounds;
-  std::vector<MeasuredProducts> all(dtypes.size());
+  std::vector<MeasuredKernels> all(dtypes.size());
   std::vector<Samples> of_products(dtypes.size()), of_steps(dtypes.size());
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < dtypes.size(); ++i) {

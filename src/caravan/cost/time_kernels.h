@@ -13,7 +13,7 @@
 namespace caravan {
 
 /// The kernels of one dtype that were timed, and the formulas for them.
-struct MeasuredProducts {
+struct MeasuredKernels {
   std::string dtype{};
   std::vector<TimedProduct> products{};
   ProductFit fit{};
@@ -48,7 +48,7 @@ double kernel_seconds(Communicator& world, const std::function<void()>& compute)
 /// fits products and attention. Without a deadline in several rounds, since other programs may slow a machine for
 /// seconds; with one, shapes for which there is no time are left out. `device`: cores that compute products, and the
 /// launch of a kernel. Every rank of `world` calls it; all get the same figures.
-std::vector<MeasuredProducts> time_kernels(Communicator& world, const HardwareDevice& device,
-                                           const std::vector<std::string>& dtypes, const Deadline& deadline);
+std::vector<MeasuredKernels> time_kernels(Communicator& world, const HardwareDevice& device,
+                                          const std::vector<std::string>& dtypes, const Deadline& deadline);
 
 }  // namespace caravan

@@ -232,8 +232,8 @@ std::string planned(const Recipe& recipe, Communicator& world, const AutoOptions
   constexpr double kBusy = 0.5;
   if (world.rank() == 0 && measured.load_of_core > kBusy) {
     options.say(
-        fmt::format("          other programs were running (load {:.1f} a core): predictions may be too slow, for a "
-                    "day; `caravan cache clear` forgets them",
+        fmt::format("          other programs were running (load {:.1f} a core), so predictions may be too slow; the "
+                    "measurement is kept for a day, `caravan cache clear` removes it",
                     measured.load_of_core));
   }
   const bool searches = world.rank() == 0;

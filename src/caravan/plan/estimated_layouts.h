@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -61,5 +62,36 @@ class EstimatedLayouts {
   std::map<std::string, std::optional<Layout>> known_;
   std::set<std::string> climbed_;
 };
+
+/// Of estimated layouts, the best first, those that are predicted whole: at most `most` that fit, or `least` if none
+/// does, since what does not fit is of use only then. `predict` returns an optional Prediction, which replaces the
+/// estimate so that sentences say what rows say; `is_over` is asked with what is found before each; `sort` sorts.
+template <class Layout, class Predict, class IsOver, class Sort>
+std::vector<Layout> predict_best(std::vector<Layout>& estimated, size_t most, size_t least, const Predict& predict,
+                                 const IsOver& is_over, const Sort& sort) {
+  std::vector<Layout> best;
+  size_t num_fitting = 0;
+  for (Layout& one : estimated) {
+    if (num_fitting == most || is_over(best)) break;
+    if (!one.prediction.fits() && (num_fitting > 0 || best.size() >= least)) break;
+    const auto whole = predict(one);
+    if (!whole) continue;
+    one.prediction = *whole;
+    const bool is_new = std::ranges::none_of(best, [&](const Layout& other) {
+      return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
+    });
+    if (!is_new) continue;
+    best.push_back(one);
+    num_fitting += whole->fits() ? 1 : 0;
+  }
+  sort(best);
+  sort(estimated);
+  if (num_fitting > 0) {
+    std::erase_if(best, [](const Layout& one) { return !one.prediction.fits(); });
+  } else if (best.size() > least) {
+    best.erase(best.begin() + static_cast<std::ptrdiff_t>(least), best.end());
+  }
+  return best;
+}
 
 }  // namespace caravan

@@ -3,6 +3,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -28,21 +29,16 @@ struct Change {
 /// The changes of one choice, including keys that it needs.
 using Changes = std::vector<Change>;
 
-/// The keys of a technique on so many ranks, with other values: all if they are few, and the nearest numbers of ranks
-/// where the entry proposes one.
+/// The keys of a technique on so many ranks, with other values; of numbers of ranks the nearest.
 std::vector<std::pair<std::string, std::vector<RecipeValue>>> technique_keys(const Setting& technique, int64_t ranks) {
-  Setting proposed(technique.family().name, technique.name());
-  proposed.entry().propose(proposed, ranks);
   std::vector<std::pair<std::string, std::vector<RecipeValue>>> all;
   for (const SettingKey& key : technique.entry().keys) {
-    if (key.initial == RecipeValue("auto")) continue;  // already the best choice
-    std::vector<RecipeValue> values = key.kind.choices;
-    const RecipeValue& now = technique.value(key.name);
-    const auto* number = std::get_if<int64_t>(&now);
-    if (number != nullptr && proposed.value(key.name) != key.initial) {
-      for (const int64_t other : nearest(divisors(ranks, 2, ranks - 1), *number, 2)) values.emplace_back(other);
+    KeyValues values = values_of(technique, key, ranks);
+    if (!values.ranks.empty()) {
+      for (const int64_t other : nearest(values.ranks, technique.whole(key.name), 2))
+        values.choices.emplace_back(other);
     }
-    all.emplace_back(technique.full_name(key.name), std::move(values));
+    all.emplace_back(technique.full_name(key.name), std::move(values.choices));
   }
   return all;
 }
@@ -150,12 +146,11 @@ bool has_legal_degrees(const Recipe& recipe, int num_ranks) {
   const auto is_legal = [&](int64_t pp, int64_t tp, int64_t cp, int64_t ep) {
     const int64_t replica = pp * tp * cp * ep;
     if (num_ranks % replica != 0) return false;
-    const std::vector<Key> keys{
+    std::vector<Key> keys{
         {"mesh.pp", pp}, {"mesh.tp", tp}, {"mesh.cp", cp}, {"mesh.ep", ep}, {"mesh.dp", num_ranks / replica}};
-    const Key free{"train.micro_batch", std::string("auto")};
-    std::vector<Key> with_free = keys;
-    with_free.push_back(free);
-    return changed_recipe(recipe, keys, num_ranks) || changed_recipe(recipe, with_free, num_ranks);
+    if (changed_recipe(recipe, keys, num_ranks)) return true;
+    keys.emplace_back("train.micro_batch", std::string("auto"));
+    return changed_recipe(recipe, keys, num_ranks).has_value();
   };
   const std::set<std::pair<int64_t, int64_t>> others{{recipe.context_parallel.degree, recipe.expert_parallel.degree},
                                                      {1, 1}};
@@ -167,6 +162,16 @@ bool has_legal_degrees(const Recipe& recipe, int num_ranks) {
     }
   }
   return false;
+}
+
+KeyValues values_of(const Setting& setting, const SettingKey& key, int64_t ranks) {
+  if (key.initial == RecipeValue("auto")) return {};  // already the best choice
+  KeyValues values{key.kind.choices, {}};
+  Setting proposed(setting.family().name, setting.name());
+  proposed.entry().propose(proposed, ranks);
+  const bool is_proposed = proposed.value(key.name) != key.initial;
+  if (is_proposed && std::holds_alternative<int64_t>(key.initial)) values.ranks = divisors(ranks, 2, ranks - 1);
+  return values;
 }
 
 bool is_exact(const Setting& setting) { return setting.has(Trait::whole_gradient) && setting.has(Trait::rehearses); }

@@ -157,23 +157,26 @@ Prediction Predictor::estimate(const Recipe& recipe) const {
   const auto rehearsed = [&](const std::vector<int64_t>& layers, int64_t micro_batches) {
     return rehearse_places(with_sizes(recipe, {layers, micro_batches}, plan));
   };
-  const auto repeated = [&](const std::vector<int64_t>& layers, int64_t few, int64_t more, bool& is_repeated) {
-    return predict_repeated(rehearsed(layers, few), rehearsed(layers, more),
-                            RepeatedBatches::of(recipe.pipeline, few, more, plan.accumulation), costs_, &is_repeated);
+  const auto repeated = [&](const std::vector<int64_t>& layers, const RepeatedBatches& batches, bool& is_repeated) {
+    return predict_repeated(rehearsed(layers, batches.few), rehearsed(layers, batches.more), batches, costs_,
+                            &is_repeated);
   };
   // Where a rank has one stage, each micro-batch after the first ones repeats the passes of the one before, in most
   // schedules, with as many in flight. It takes few of them to see that.
-  const int64_t ranks = recipe.pipeline.degree;
+  const int64_t ranks = recipe.pipeline.degree, all = plan.accumulation;
+  const RepeatedBatches soon{ranks + 1, ranks + 2, all};
   const bool is_soon = has_batches && recipe.pipeline.chunks() == 1 &&
-                       RepeatedBatches::of(recipe.pipeline, ranks, ranks + 1, plan.accumulation).is_full();
+                       RepeatedBatches::of(recipe.pipeline, ranks, ranks + 1, all).is_full();
+  const RepeatedBatches far =
+      has_batches ? RepeatedBatches::of(recipe.pipeline, low.micro_batches, high.micro_batches, all) : soon;
   Prediction sum;
   for (const bool more_layers : {false, true}) {
     if (more_layers && !has_layers) continue;
     const std::vector<int64_t>& layers = more_layers ? high.layers : low.layers;
     bool is_repeated = false;
     Prediction one;
-    if (is_soon) one = repeated(layers, ranks + 1, ranks + 2, is_repeated);
-    if (has_batches && !is_repeated) one = repeated(layers, low.micro_batches, high.micro_batches, is_repeated);
+    if (is_soon) one = repeated(layers, soon, is_repeated);
+    if (has_batches && !is_repeated) one = repeated(layers, far, is_repeated);
     if (!has_batches) one = predict_rehearsed(rehearsed(layers, low.micro_batches), costs_);
     add_share(sum, one, more_layers ? of_layers : 1 - of_layers);
   }

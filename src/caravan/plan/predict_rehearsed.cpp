@@ -112,7 +112,6 @@ int slowest_rank(const Hardware& hardware, int first, int count, const std::stri
 
 int64_t room_of(const Hardware& hardware, int first, int count) {
   const auto room = [](const HardwareDevice& device) { return device.memory_bytes - device.reserved_bytes; };
-  if (hardware.is_uniform()) return room(hardware.device_of(first));
   int64_t least = room(hardware.device_of(first));
   int64_t begin = 0;  // of a kind of hosts
   for (const HostKind& host : hardware.hosts) {
@@ -208,18 +207,18 @@ Prediction predict_repeated(std::span<const Rehearsal> few, std::vector<Rehearsa
     more[place].timeline = std::move(*extended);
   }
   try {
-    const Prediction of_blocks = predict_rehearsed(more, costs);
-    on_line.seconds = of_blocks.seconds;
-    on_line.idles = of_blocks.idles;
-    on_line.bubble = of_blocks.bubble;
-    on_line.waits = of_blocks.waits;
-    on_line.computes = of_blocks.computes;
-    on_line.of_products = of_blocks.of_products;
+    Prediction of_blocks = predict_rehearsed(more, costs);
+    // What a timeline does not tell.
+    of_blocks.memory = on_line.memory;
+    of_blocks.host_bytes = on_line.host_bytes;
+    of_blocks.moved = on_line.moved;
+    of_blocks.on_host = on_line.on_host;
     if (is_repeated != nullptr) *is_repeated = true;
+    return of_blocks;
   } catch (const InternalError&) {
     // Blocks of two ranks do not fit together: so few micro-batches do not show how more follow each other.
+    return on_line;
   }
-  return on_line;
 }
 
 void add_share(Prediction& sum, const Prediction& one, double share) {

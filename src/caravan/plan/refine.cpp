@@ -64,44 +64,59 @@ std::optional<Refined> refine(Sketcher& sketcher, const LayoutSketch& sketch, do
   return Refined{&sketch, room_share, seconds * choice->seconds / sketched_seconds(*problem), std::move(*own)};
 }
 
+bool is_slower(double seconds, const RefineOptions& options) {
+  return options.best_seconds > 0 && seconds >= options.best_seconds;
+}
+
+bool is_of_use(const Refined& one, const RefineOptions& options) {
+  return options.may_choose(one.recipe) && !is_slower(one.seconds, options);
+}
+
+/// Rehearsed whole, and if it does not fit, chosen again with less room, by what its sketch misses. Nothing if it never
+/// fits.
+std::optional<PlannedLayout> with_room(Refined one, double sketch_seconds, Sketcher& sketcher,
+                                       const Predictor& predictor, const RefineOptions& options) {
+  for (int tries = 0; tries < kTries && std::clock() < options.end; ++tries) {
+    const auto whole = if_possible([&] { return predictor.predict(one.recipe); });
+    if (!whole) return std::nullopt;
+    if (whole->fits()) {
+      return PlannedLayout{one.recipe, layout_text(one.recipe, predictor.num_ranks()), *whole, /*is_whole=*/true};
+    }
+    const double share = static_cast<double>(whole->room_bytes) / static_cast<double>(whole->memory.total());
+    auto next = refine(sketcher, *one.sketch, sketch_seconds, kRoom * share * one.room_share, predictor.num_ranks());
+    if (!next || !is_of_use(*next, options)) return std::nullopt;
+    one = std::move(*next);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<PlannedLayout> refined_layouts(Sketcher& sketcher, const SketchQueue& queue, const Predictor& predictor,
                                            const RefineOptions& options) {
   // On unlike devices an estimate of even stages tells little of others: there a sketch has to do.
   const bool is_uniform = predictor.hardware().is_uniform();
-  const int num_ranks = predictor.num_ranks();
   const auto seconds_of = [&](const LayoutSketch& one) { return is_uniform ? queue.seconds(one) : one.seconds; };
-  const auto is_slower = [&](double seconds) { return options.best_seconds > 0 && seconds >= options.best_seconds; };
   std::vector<const LayoutSketch*> promising;
   for (const LayoutSketch& one : queue.sketches()) {
     const bool can_gain = one.split.recompute == "none" && (is_uniform || one.pp > 1);
-    if (can_gain && !is_slower(seconds_of(one))) promising.push_back(&one);
+    if (can_gain && !is_slower(seconds_of(one), options)) promising.push_back(&one);
   }
   std::ranges::sort(promising, {}, [&](const LayoutSketch* one) { return seconds_of(*one); });
   if (promising.size() > kConsidered) promising.resize(kConsidered);
   std::vector<Refined> refined;
   for (const LayoutSketch* one : promising) {
     const double room_share = kRoom * one->bytes / std::max(1.0, queue.bytes(*one));
-    auto own = refine(sketcher, *one, seconds_of(*one), room_share, num_ranks);
-    if (own && options.may_choose(own->recipe) && !is_slower(own->seconds)) refined.push_back(std::move(*own));
+    auto own = refine(sketcher, *one, seconds_of(*one), room_share, predictor.num_ranks());
+    if (own && is_of_use(*own, options)) refined.push_back(std::move(*own));
   }
   std::ranges::sort(refined, {}, &Refined::seconds);
   std::vector<PlannedLayout> best;
-  for (std::optional<Refined> one : refined) {
+  for (Refined& one : refined) {
     if (best.size() == kRefined) break;
-    for (int tries = 0; one && tries < kTries && std::clock() < options.end; ++tries) {
-      const auto whole = if_possible([&] { return predictor.predict(one->recipe); });
-      if (!whole) break;
-      if (whole->fits()) {
-        best.push_back({one->recipe, layout_text(one->recipe, num_ranks), *whole, /*is_whole=*/true});
-        break;
-      }
-      // Again with less room, by what a sketch misses.
-      const double share = static_cast<double>(whole->room_bytes) / static_cast<double>(whole->memory.total());
-      one = refine(sketcher, *one->sketch, seconds_of(*one->sketch), kRoom * share * one->room_share, num_ranks);
-      if (one && (!options.may_choose(one->recipe) || is_slower(one->seconds))) break;
-    }
+    const double sketch_seconds = seconds_of(*one.sketch);
+    auto layout = with_room(std::move(one), sketch_seconds, sketcher, predictor, options);
+    if (layout) best.push_back(std::move(*layout));
   }
   return best;
 }

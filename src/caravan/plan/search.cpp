@@ -190,36 +190,7 @@ Recipe start_of(const Recipe& recipe) {
   return start;
 }
 
-/// Rehearses the best of the estimated layouts whole, until `end` but at least one. What does not fit is of use only if
-/// nothing does; then a few are enough.
-void rehearse_best(SearchResult& result, const Predictor& predictor, size_t most_rows, std::clock_t end) {
-  constexpr size_t kLeast = 3;
-  size_t num_fitting = 0;
-  for (PlannedLayout& layout : result.estimated) {
-    if (num_fitting == most_rows || (!result.best.empty() && std::clock() > end)) break;
-    if (!layout.prediction.fits() && (num_fitting > 0 || result.best.size() >= kLeast)) break;
-    if (!layout.is_whole) {
-      const auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
-      if (!whole) continue;
-      layout.prediction = *whole;  // so that sentences say what rows say
-      layout.is_whole = true;
-    }
-    const Prediction& own = layout.prediction;
-    const bool is_new = std::ranges::none_of(result.best, [&](const PlannedLayout& other) {
-      return other.prediction.seconds == own.seconds && other.prediction.memory.total() == own.memory.total();
-    });
-    if (!is_new) continue;
-    result.best.push_back(layout);
-    if (own.fits()) ++num_fitting;
-  }
-  std::ranges::stable_sort(result.best, is_before);
-  std::ranges::stable_sort(result.estimated, is_before);
-  if (num_fitting > 0) {
-    std::erase_if(result.best, [](const PlannedLayout& layout) { return !layout.prediction.fits(); });
-  } else if (result.best.size() > kLeast) {
-    result.best.resize(kLeast);
-  }
-}
+void sort_planned(std::vector<PlannedLayout>& layouts) { std::ranges::stable_sort(layouts, is_before); }
 
 }  // namespace
 
@@ -257,8 +228,16 @@ SearchResult search_layouts(const Recipe& recipe, const Predictor& predictor, co
                        {.best_seconds = best, .may_choose = may_choose, .end = search.end_of(kWhole)})) {
     result.estimated.push_back(std::move(refined));
   }
-  std::ranges::stable_sort(result.estimated, is_before);
-  rehearse_best(result, predictor, options.most_rows, search.end_of(kWhole));
+  sort_planned(result.estimated);
+  constexpr size_t kLeast = 3;
+  const auto predict = [&](PlannedLayout& layout) -> std::optional<Prediction> {
+    if (layout.is_whole) return layout.prediction;
+    auto whole = if_possible([&] { return predictor.predict(layout.recipe); });
+    layout.is_whole = whole.has_value();
+    return whole;
+  };
+  const auto is_over = [end = search.end_of(kWhole)](const auto& best) { return !best.empty() && std::clock() > end; };
+  result.best = predict_best(result.estimated, options.most_rows, kLeast, predict, is_over, sort_planned);
   return result;
 }
 

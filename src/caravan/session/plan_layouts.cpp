@@ -31,23 +31,13 @@ std::vector<Setting> proposals(std::string_view family, int64_t ranks) {
   return all;
 }
 
-/// The values that a search tries of a key: all if they are few, and numbers of ranks where the entry proposes one.
-std::vector<RecipeValue> values_of(const SettingKey& key, const Setting& proposed, int64_t ranks) {
-  if (key.initial == RecipeValue("auto")) return {};  // already the best choice
-  std::vector<RecipeValue> values = key.kind.choices;
-  const bool is_proposed = proposed.value(key.name) != key.initial;
-  if (!is_proposed || !std::holds_alternative<int64_t>(key.initial)) return values;
-  for (const int64_t number : divisors(ranks, 2, ranks - 1)) values.emplace_back(number);
-  return values;
-}
-
 /// With another value of one key.
 std::vector<Setting> variants(const Setting& setting, int64_t ranks) {
   std::vector<Setting> all;
-  Setting proposed(setting.family().name, setting.name());
-  proposed.entry().propose(proposed, ranks);
   for (const SettingKey& key : setting.entry().keys) {
-    for (const RecipeValue& value : values_of(key, proposed, ranks)) {
+    auto [values, numbers] = values_of(setting, key, ranks);
+    values.insert(values.end(), numbers.begin(), numbers.end());
+    for (const RecipeValue& value : values) {
       Setting other = setting;
       if (value == setting.value(key.name) || !other.set(key.name, value).empty()) continue;
       if (may_choose(other) && why_idle(other, key.name).empty()) all.push_back(std::move(other));

@@ -308,23 +308,23 @@ std::string ModulePlan::to_string() const {
 
 ModulePlan plan(const Trainable& net, const Session& session, const StepData& sample, PlanOptions options) {
   const bool is_measured = options.hardware.hosts.empty();
+  torch::nn::Module* module = nullptr;
   check_on_all_ranks(session, [&] {
-    TrainableParts::module_of(net, "plan", "use `caravan plan`");
+    module = &TrainableParts::module_of(net, "plan", "use `caravan plan`");
     check_options(options);
     check_sample(sample);
     if (!is_measured || options.ranks <= session.size()) return;
     refuse_plan("ranks", fmt::format("{} are planned, and the session has {}", options.ranks, session.size()),
                 "give the hardware, or plan for fewer");
   });
-  torch::nn::Module& module = TrainableParts::module_of(net, "plan", "use `caravan plan`");
-  check_same_plan(session, sample, options, module);
+  check_same_plan(session, sample, options, *module);
   if (options.ranks == 0) {
     options.ranks = is_measured ? session.size() : static_cast<int>(options.hardware.num_devices());
   }
-  const KeptTensors kept(module);
+  const KeptTensors kept(*module);
   std::optional<Planned> planned;
-  check_on_all_ranks(session, [&] { planned.emplace(checked(net, sample, options, options.ranks, kept, module)); });
-  if (is_measured) options.hardware = measured_ranks(session, dtype_of(module, options.fixed));
+  check_on_all_ranks(session, [&] { planned.emplace(checked(net, sample, options, options.ranks, kept, *module)); });
+  if (is_measured) options.hardware = measured_ranks(session, dtype_of(*module, options.fixed));
   return search_plan(net, sample, options, options.hardware, std::move(*planned), kept,
                      clock_of(options.seconds, session.size() > 1 ? &session.world() : nullptr));
 }

@@ -104,34 +104,6 @@ class StepSearch {
   EstimatedLayouts<FoundLayout> layouts_;
 };
 
-/// Predicts the best of the estimated layouts whole, so many of them. What does not fit is of use only if nothing does;
-/// then a few are enough.
-void predict_best(FoundLayouts& found, StepSearch& search, const LayoutPredictor& predictor, size_t most_rows) {
-  const size_t least = std::min<size_t>(3, most_rows);
-  std::vector<FoundLayout>& best = found.best;
-  size_t num_tries = 0, num_fitting = 0;
-  for (FoundLayout& one : found.estimated) {
-    if (num_fitting == most_rows || ++num_tries > 2 * most_rows) break;
-    if (!one.prediction.fits() && (num_fitting > 0 || best.size() >= least)) break;
-    const auto whole = search.or_why_not([&] { return predictor.predict(one.layout); });
-    if (!whole) continue;
-    one.prediction = *whole;  // so that sentences say what rows say
-    const bool is_new = std::ranges::none_of(best, [&](const FoundLayout& other) {
-      return other.prediction.seconds == whole->seconds && other.prediction.memory.total() == whole->memory.total();
-    });
-    if (!is_new) continue;
-    best.push_back(one);
-    if (whole->fits()) ++num_fitting;
-  }
-  sort_layouts(best);
-  sort_layouts(found.estimated);
-  if (num_fitting > 0) {
-    std::erase_if(best, [](const FoundLayout& one) { return !one.prediction.fits(); });
-  } else if (best.size() > least) {
-    best.resize(least);
-  }
-}
-
 }  // namespace
 
 LayoutPredictor::LayoutPredictor(const PlannedStep& step, const LayoutSpace& space, const KeptTensors& kept)
@@ -274,7 +246,13 @@ FoundLayouts search_step_layouts(const LayoutSpace& space, const LayoutPredictor
   const std::vector<FoundLayout> known = search.all();
   for (size_t i = 0; i < std::min(kClimbs, known.size()); ++i) search.climb(search.estimate(known[i].layout));
   FoundLayouts found{.estimated = search.all(), .is_complete = search.is_complete(), .why_not = search.why_not()};
-  predict_best(found, search, predictor, most_rows);
+  const size_t least = std::min<size_t>(3, most_rows);
+  size_t num_tries = 0;
+  const auto predict = [&](const FoundLayout& one) {
+    return search.or_why_not([&] { return predictor.predict(one.layout); });
+  };
+  const auto is_enough = [&](const auto& /*best*/) { return ++num_tries > 2 * most_rows; };
+  found.best = predict_best(found.estimated, most_rows, least, predict, is_enough, sort_layouts);
   return found;
 }
 

@@ -38,7 +38,7 @@ std::vector<RecordedDeal> parse_deals(std::string_view text, const std::string& 
     };
     try {
       const auto line = nlohmann::json::parse(text.substr(begin, end - begin));
-      const auto is_whole = [](const nlohmann::json& rows) { return rows.is_number_integer(); };
+      const auto is_whole = [](const nlohmann::json& number) { return number.is_number_integer(); };
       if (!std::ranges::all_of(line.at("rows"), is_whole)) refuse("has rows that are no whole numbers");
       deals.push_back(parse_deal(line));
     } catch (const nlohmann::json::exception&) {
