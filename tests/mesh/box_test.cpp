@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <numeric>
 
 #include <gtest/gtest.h>
 
@@ -57,6 +58,108 @@ TEST(LocalBox, SizesAndOwners) {
     EXPECT_EQ(rows(rank, {{"dp", kS0}, {"tp", Shard{0, {1, 5, 0}}}}).first, 6 * dp + (tp == 0 ? 0 : tp == 1 ? 1 : 6));
     EXPECT_EQ(rows(rank, {{"tp", Shard{.dim = 0, .owner = 1}}}).second, tp == 1 ? 12 : 0);
   }
+}
+
+Placement blocked(int blocks, std::vector<int64_t> sizes = {}) {
+  return Shard{.dim = 0, .sizes = std::move(sizes), .blocks = blocks};
+}
+
+/// The rows that a rank of dp=2 tp=3 holds of 36, cut axis by axis.
+std::vector<int64_t> listed_rows(int rank, const Layout& layout) {
+  std::vector<int64_t> held(36);
+  std::iota(held.begin(), held.end(), 0);
+  for (const auto& [axis, placement] : layout.entries()) {
+    const int n = axis == "dp" ? 2 : 3;
+    const int coord = axis == "dp" ? rank / 3 : rank % 3;
+    const size_t block = held.size() / static_cast<size_t>(placement.blocks());
+    std::vector<int64_t> sizes = placement.sizes();
+    if (sizes.empty()) sizes.assign(static_cast<size_t>(n), static_cast<int64_t>(block) / n);
+    std::vector<int64_t> own;
+    for (size_t i = 0; i < held.size(); ++i) {
+      auto row = static_cast<int64_t>(i % block);  // of the block
+      int of = 0;
+      while (row >= sizes[static_cast<size_t>(of)]) row -= sizes[static_cast<size_t>(of++)];
+      if (of == coord) own.push_back(held[i]);
+    }
+    held = own;
+  }
+  return held;
+}
+
+const std::vector<Layout> kBlocked{{{"tp", blocked(3)}},
+                                   {{"tp", blocked(4, {2, 6, 1})}},
+                                   {{"tp", blocked(2, {0, 18, 0})}},
+                                   {{"dp", blocked(3)}, {"tp", kS0}},
+                                   {{"tp", blocked(3)}, {"dp", kS0}},
+                                   {{"tp", blocked(3)}, {"dp", Shard{0, {5, 7}}}},
+                                   {{"tp", blocked(3)}, {"dp", Shard{0, {12, 0}}}},
+                                   {{"tp", blocked(2)}, {"dp", blocked(3)}},
+                                   {{"dp", kS0}, {"tp", blocked(6)}},
+                                   {{"dp", blocked(18)}, {"tp", blocked(2, {1, 5, 3})}},
+                                   {{"dp", kS0}, {"tp", kS0}}};
+
+TEST(LocalBoxes, AreTheRowsOfEachBlockOneAfterAnother) {
+  for (const Layout& layout : kBlocked) {
+    for (int rank = 0; rank < 6; ++rank) {
+      SCOPED_TRACE(layout.to_string() + ", rank " + std::to_string(rank));
+      const Mesh mesh = mesh_of(rank, {{"dp", 2}, {"tp", 3}});
+      const std::vector<int64_t> want = listed_rows(rank, layout);
+      std::vector<int64_t> got;
+      int64_t last = -1;
+      for (const auto& [global, local_offset] : local_boxes({36, 5}, layout, mesh)) {
+        EXPECT_EQ(local_offset, (std::vector<int64_t>{static_cast<int64_t>(got.size()), 0}));
+        EXPECT_EQ(global.size[1], 5);
+        EXPECT_NE(global.offset[0], last) << "adjacent boxes are one";
+        for (int64_t i = 0; i < global.size[0]; ++i) got.push_back(global.offset[0] + i);
+        last = global.offset[0] + global.size[0];
+      }
+      EXPECT_EQ(got, want);
+      EXPECT_EQ(local_shape({36, 5}, layout, mesh), (std::vector<int64_t>{static_cast<int64_t>(want.size()), 5}));
+    }
+  }
+}
+
+TEST(LocalBoxes, AreTheProductOfTheRowsOfEachDim) {
+  const Mesh mesh = mesh_of(4, {{"dp", 2}, {"tp", 3}});  // dp=1 tp=1
+  const Layout layout{{"dp", Shard{.dim = 1, .blocks = 2}}, {"tp", blocked(2)}};
+  const std::vector<PieceBox> want{
+      {{{2, 2}, {2, 2}}, {0, 0}}, {{{2, 6}, {2, 2}}, {0, 2}}, {{{8, 2}, {2, 2}}, {2, 0}}, {{{8, 6}, {2, 2}}, {2, 2}}};
+  EXPECT_EQ(local_boxes({12, 8}, layout, mesh), want);
+  const auto rows = local_rows({12, 8}, layout, mesh);
+  EXPECT_EQ(rows, (std::vector<std::vector<RowRun>>{{{2, 2}, {8, 2}}, {{2, 2}, {6, 2}}}));
+  EXPECT_EQ(local_boxes({12, 0}, layout, mesh).size(), 1U) << "a piece without elements";
+  EXPECT_EQ(local_boxes({}, {{"tp", kR}}, mesh).size(), 1U) << "a scalar";
+}
+
+/// All ranks throw, also those whose piece is one box.
+TEST(LocalBox, RefusesBlockedShards) {
+  for (int rank = 0; rank < 6; ++rank) {
+    const Mesh mesh = mesh_of(rank, {{"dp", 2}, {"tp", 3}});
+    const std::string text = refusal<LayoutError>([&] {
+      local_box({12, 5}, {{"tp", blocked(2, {0, 6, 0})}}, mesh, "qkv.weight");
+    });
+    EXPECT_THAT(text, HasSubstr("[local_box] qkv.weight [12, 5]: axis tp is S(0; 0 6 0; blocks 2): a piece has rows of "
+                                "2 blocks, which are not one box"));
+    EXPECT_THAT(text, HasSubstr("do: take its boxes: local_boxes()"));
+    EXPECT_THAT(refusal<ShapeError>([&] {
+                  local_boxes({12, 5}, {{"tp", blocked(5)}}, mesh, "qkv.weight");
+                }),
+                HasSubstr("not divisible by the 5 blocks"));
+  }
+  EXPECT_EQ(local_box({12}, {{"tp", blocked(3)}}, mesh_of(0, {{"tp", 1}})), (Box{{0}, {12}}));
+}
+
+TEST(GlobalShape, IsTheInverseForBlockedShards) {
+  for (const Layout& layout : kBlocked) {
+    for (int rank = 0; rank < 6; ++rank) {
+      const Mesh mesh = mesh_of(rank, {{"dp", 2}, {"tp", 3}});
+      EXPECT_EQ(global_shape(local_shape({36, 5}, layout, mesh), layout, mesh), (std::vector<int64_t>{36, 5}));
+    }
+  }
+  EXPECT_THAT(refusal<ShapeError>([&] {
+                global_shape({3}, {{"tp", blocked(2)}}, mesh_of(0, {{"tp", 3}}));
+              }),
+              HasSubstr("not divisible by the 2 blocks"));
 }
 
 TEST(GlobalShape, IsTheInverse) {

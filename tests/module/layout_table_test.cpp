@@ -15,9 +15,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const OpType kLinear{"bsk,nk->bsn", "", {{0}, {1}}};
-const OpType kAddBias{"bsn,n->bsn", "", {{0, 1}}};
-const OpType kScale{"bsf,f->bsf", "", {{0}, {1}}};
+const OpType kLinear{"bsk,nk->bsn", "", {{0, 1}}};
+const OpType kAddBias{"bsn,n->bsn", "", {{0}, {1}}};
+const OpType kScale{"bsf,f->bsf", "", {{0, 1}}};
 
 Layout tp(const Placement& placement) { return {{"tp", placement}}; }
 

@@ -14,7 +14,13 @@ const Placement kP = Partial{};
 Mesh record_mesh(int rank, const Axes& axes) { return Mesh::create(make_record_world(rank, num_ranks(axes)), axes); }
 
 std::vector<int64_t> piece_shape(const std::vector<int64_t>& shape, const Placement& placement, const Mesh& mesh) {
-  return local_box(shape, {{"t", placement}}, mesh).size;
+  return local_shape(shape, {{"t", placement}}, mesh);
+}
+
+std::vector<Placement> all_for(int n, const std::vector<int64_t>& rows) {
+  std::vector<Placement> all = placements_for(n, rows);
+  for (const Placement& blocked : blocked_for(n, rows)) all.push_back(blocked);
+  return all;
 }
 
 /// Forward and backward of every cell on meta tensors: shapes follow the layout, bytes follow redistribute_bytes.
@@ -25,8 +31,8 @@ TEST(Cost, EqualsWhatTheRecordBackEndCountsForEveryCell) {
       const Mesh mesh = record_mesh(rank, {{"t", n}});
       const MeshAxis& t = mesh["t"];
       const auto sent = [&] { return t.comm().traffic().total_bytes(); };
-      for (const Placement& from : placements_for(n, shape)) {
-        for (const Placement& to : placements_for(n, shape)) {
+      for (const Placement& from : all_for(n, shape)) {
+        for (const Placement& to : all_for(n, shape)) {
           SCOPED_TRACE(from.to_string() + " -> " + to.to_string() + ", rank " + std::to_string(rank) + " of " +
                        std::to_string(n));
           const auto before_shape = piece_shape(shape, from, mesh);
@@ -77,6 +83,31 @@ TEST(Cost, IsTheFormulaOfTheTable) {
     EXPECT_EQ(bytes(kP, on_1), 0);
     EXPECT_EQ(bytes(s0, on_0), part);
     EXPECT_EQ(bytes(on_0, kR), n == 2 ? 0 : whole);  // the last rank of the chain forwards nothing
+  }
+}
+
+/// Blocks change which rows a coordinate has, not how many bytes it sends, except where only some rows move.
+TEST(Cost, OfABlockedShardIsThatOfAShardOfTheSameSizes) {
+  for (const int n : {2, 3}) {
+    for (int rank = 0; rank < n; ++rank) {
+      const Mesh mesh = record_mesh(rank, {{"t", n}});
+      const auto bytes = [&](const Placement& from, const Placement& to) {
+        return redistribute_bytes(piece_shape({12, 12}, from, mesh), 4, from, to, mesh["t"]);
+      };
+      for (const Placement& blocked : blocked_for(n, {12, 12})) {
+        const Placement plain = Shard{blocked.dim(), blocked.split(12, n)};
+        for (const Placement& other : {kR, kI, kP, Placement(Shard{1 - blocked.dim()})}) {
+          EXPECT_EQ(bytes(blocked, other), bytes(plain, other)) << blocked.to_string() << " -> " << other.to_string();
+          EXPECT_EQ(bytes(other, blocked), bytes(other, plain)) << other.to_string() << " -> " << blocked.to_string();
+        }
+      }
+      // Of [q k v] in blocks of 4 rows, two coordinates have 0 1, 4 5, 8 9 and 2 3, 6 7, 10 11; in halves, 0 to 5 and 6
+      // to 11: two rows of each change place, of 12 elements of 4 bytes.
+      if (n == 2) {
+        EXPECT_EQ(bytes(Shard{.dim = 0, .blocks = 3}, Shard{0}), 2 * 12 * 4);
+        EXPECT_EQ(bytes(Shard{0}, Shard{.dim = 0, .blocks = 3}), 2 * 12 * 4);
+      }
+    }
   }
 }
 

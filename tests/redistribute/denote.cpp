@@ -25,6 +25,7 @@ Coords coords_of(const Axes& axes, int rank) {
   return coords;
 }
 
+/// Of one block.
 std::vector<int64_t> rows_of_each(const Placement& shard, int64_t rows, int n) {
   if (!shard.sizes().empty()) return shard.sizes();
   std::vector<int64_t> parts(n, shard.owner() < 0 ? rows / n : 0);
@@ -33,9 +34,33 @@ std::vector<int64_t> rows_of_each(const Placement& shard, int64_t rows, int n) {
   return parts;
 }
 
+std::vector<at::Tensor> blocks_of(const at::Tensor& x, const Placement& shard) {
+  const std::vector<int64_t> sizes(shard.blocks(), x.size(shard.dim()) / shard.blocks());
+  if (sizes[0] * shard.blocks() != x.size(shard.dim())) throw std::runtime_error("no whole blocks");
+  return x.split_with_sizes(sizes, shard.dim());
+}
+
+std::vector<at::Tensor> cut_blocks(const at::Tensor& x, const Placement& shard, int n) {
+  std::vector<std::vector<at::Tensor>> parts(n);
+  for (const at::Tensor& block : blocks_of(x, shard)) {
+    const auto cuts = block.split_with_sizes(rows_of_each(shard, block.size(shard.dim()), n), shard.dim());
+    for (int i = 0; i < n; ++i) parts[i].push_back(cuts[i]);
+  }
+  std::vector<at::Tensor> joined;
+  for (const auto& of_coord : parts) joined.push_back(at::cat(of_coord, shard.dim()));
+  return joined;
+}
+
+at::Tensor join_blocks(const std::vector<at::Tensor>& parts, const Placement& shard) {
+  std::vector<at::Tensor> in_order;
+  for (int block = 0; block < shard.blocks(); ++block) {
+    for (const at::Tensor& part : parts) in_order.push_back(blocks_of(part, shard)[block]);
+  }
+  return at::cat(in_order, shard.dim());
+}
+
 std::vector<at::Tensor> cut(const at::Tensor& x, const Placement& placement, int n, uint64_t seed) {
-  if (placement.is_shard())
-    return x.split_with_sizes(rows_of_each(placement, x.size(placement.dim()), n), placement.dim());
+  if (placement.is_shard()) return cut_blocks(x, placement, n);
   std::vector<at::Tensor> parts(n, x);
   if (!placement.is_partial()) return parts;
   for (int i = 1; i < n; ++i) {
@@ -46,7 +71,7 @@ std::vector<at::Tensor> cut(const at::Tensor& x, const Placement& placement, int
 }
 
 at::Tensor join_parts(const std::vector<at::Tensor>& parts, const Placement& placement) {
-  if (placement.is_shard()) return at::cat(parts, placement.dim());
+  if (placement.is_shard()) return join_blocks(parts, placement);
   at::Tensor sum = parts[0];
   for (size_t i = 1; i < parts.size(); ++i) {
     if (placement.is_partial()) sum = sum + parts[i];

@@ -28,7 +28,8 @@ at::Tensor numbers(at::IntArrayRef shape, at::ScalarType type) {
 
 TEST(Edges, EveryDtypeThroughEveryCell) {
   const Axes axes{{"t", 3}};
-  const auto placements = placements_for(3, {6, 6});
+  auto placements = placements_for(3, {6, 6});
+  for (const Placement& blocked : blocked_for(3, {6, 6})) placements.push_back(blocked);
   for (const at::ScalarType type :
        {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte, at::kBool}) {
     const at::Tensor x = numbers({6, 6}, type);
@@ -71,13 +72,14 @@ TEST(Edges, TensorsWithoutDimsOrWithoutElements) {
     EXPECT_TRUE(is_refused([&] { redistribute(one, {{"t", kR}}, t, Shard{0}); }));
     const std::vector<int64_t> none{0, 3};
     for (const Placement& from : {kR, kI, kP, Placement(Shard{0}), Placement(Shard{1}), Placement(Shard{0, {0, 0, 0}}),
-                                  Placement(Shard{0, {}, 1, 0})}) {
-      for (const Placement& to : {kR, kI, kP, Placement(Shard{0}), Placement(Shard{1}), Placement(Shard{0, {0, 0, 0}}),
-                                  Placement(Shard{0, {}, 2, 0})}) {
-        const auto shape = local_box(none, {{"t", from}}, mesh).size;
+                                  Placement(Shard{0, {}, 1, 0}), Placement(Shard{.dim = 0, .blocks = 2})}) {
+      for (const Placement& to :
+           {kR, kI, kP, Placement(Shard{0}), Placement(Shard{1}), Placement(Shard{0, {0, 0, 0}}),
+            Placement(Shard{0, {}, 2, 0}), Placement(Shard{.dim = 0, .sizes = {0, 0, 0}, .blocks = 3})}) {
+        const auto shape = local_shape(none, {{"t", from}}, mesh);
         const at::Tensor x = at::ones(shape, at::kFloat).requires_grad_();
         const at::Tensor y = redistribute(x, {{"t", from}}, t, to);
-        EXPECT_EQ(y.sizes(), at::IntArrayRef(local_box(none, {{"t", to}}, mesh).size));
+        EXPECT_EQ(y.sizes(), at::IntArrayRef(local_shape(none, {{"t", to}}, mesh)));
         y.sum().backward();
         EXPECT_EQ(x.grad().sizes(), x.sizes());
       }
@@ -145,6 +147,20 @@ TEST_F(Refused, SizesThatDoNotFit) {
   EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{0, {}, 1, 6}), HasSubstr("S(0; on 1) places 6"));
   EXPECT_THAT(message<ShapeError>(x, {{"tp", Shard{0, {}, 2}}}, kR),
               HasSubstr("give the number in the layout: Shard{.dim, .owner, .rows}"));
+}
+
+TEST_F(Refused, BlocksThatDoNotFit) {
+  const at::Tensor x = at::ones({12, 2});
+  EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{.dim = 0, .blocks = 5}),
+              HasSubstr("dim 0 has 12 elements, not divisible by the 5 blocks of S(0; blocks 5)"));
+  EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{.dim = 0, .blocks = 3}),
+              HasSubstr("each of the 3 blocks of dim 0 has 4 elements, not divisible by axis tp (3)"));
+  EXPECT_THAT(message<ShapeError>(x, {{"tp", kR}}, Shard{.dim = 0, .sizes = {1, 2, 3}, .blocks = 3}),
+              HasSubstr("dim 0 has 12 elements, S(0; 1 2 3; blocks 3) places 18"));
+  EXPECT_THAT(message<ShapeError>(x, {{"tp", Shard{.dim = 0, .sizes = {1, 2, 3}, .blocks = 3}}}, kR),
+              HasSubstr("dim 0 has 12 elements, but S(0; 1 2 3; blocks 3) gives coordinate 2 of axis tp 9"));
+  EXPECT_THAT(message<ShapeError>(at::ones({4}), {{"tp", Shard{.dim = 0, .blocks = 8}}}, kR),
+              HasSubstr("not divisible by the 8 blocks"));
 }
 
 TEST_F(Refused, MissingDims) {

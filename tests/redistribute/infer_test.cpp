@@ -20,8 +20,8 @@ const Placement kI = Invariant{};
 const Placement kP = Partial{};
 Placement shard(int dim) { return Shard{dim}; }
 
-const Groups kProduct{{0}, {1}};
-const Groups kSum{{0, 1}};
+const Groups kProduct{{0, 1}};
+const Groups kSum{{0}, {1}};
 
 struct Op {
   OpType type;
@@ -156,9 +156,9 @@ TEST(Infer, TheBruteForceCatchesRulesThatAreWrong) {
   };
   EXPECT_GT(num_misjudged(lenient), 10);
   const auto all_linear = [](const OpType& op, std::span<const Operand> operands) {  // accepts P + R
-    OpType linear = op;
-    linear.linear = {{0}, {1}, {0, 1}};
-    return infer(linear, operands);
+    OpType product = op;
+    product.terms = {{0, 1}};
+    return infer(product, operands);
   };
   EXPECT_GT(num_misjudged(all_linear), 3);
 }
@@ -246,6 +246,22 @@ TEST(Infer, WholeLayoutsOfTheTensorTechniques) {
             Layout({{"a", shard(0)}, {"b", shard(2)}, {"c", kP}}));
 }
 
+TEST(Infer, BlockedShardsFitOnlyIfTheyHaveTheSameBlocks) {
+  const auto blocked = [](int dim, int blocks) { return Placement(Shard{.dim = dim, .blocks = blocks}); };
+  const OpType linear{"bsk,nk->bsn", "", kProduct};
+  const auto out = [&](const Placement& x, const Placement& w) {
+    return infer(linear, std::vector<Operand>{{x}, {w}});
+  };
+  EXPECT_EQ(out(kR, blocked(0, 3)), blocked(2, 3));
+  EXPECT_EQ(out(blocked(2, 3), blocked(1, 3)), kP);
+  const std::string message = message_of<LayoutError>([&] { out(blocked(2, 3), shard(1)); });
+  EXPECT_THAT(message, HasSubstr("'k' is split differently in operand 0 (S(2; blocks 3)) and operand 1 (S(1))"));
+  EXPECT_THAT(message, HasSubstr("S(1; blocks 3)"));
+  EXPECT_TRUE(is_refused([&] { out(blocked(2, 3), blocked(1, 2)); }));
+  const std::string whole = message_of<LayoutError>([&] { out(blocked(2, 3), kR); });
+  EXPECT_THAT(whole, HasSubstr("R -> S(1; blocks 3) (a slice, free)"));
+}
+
 TEST(Infer, KeepsTheOrderOfAxesOnADim) {
   const Layout minor_dp{{"tp", shard(0)}, {"dp", shard(0)}};
   const Layout minor_tp{{"dp", shard(0)}, {"tp", shard(0)}};
@@ -272,14 +288,14 @@ TEST(Infer, OnlineSoftmaxNeedsNoFurtherPlacement) {
 
 TEST(Infer, RefusesInvalidLabels) {
   const auto fact = [](std::string_view labels, std::vector<Operand> operands) {
-    return message_of<UsageError>([&] { infer({labels}, operands); });
+    return message_of<UsageError>([&] { infer(OpType{std::string(labels)}, operands); });
   };
   EXPECT_THAT(fact("ij", {{kR}}), HasSubstr("has no \"->\""));
   EXPECT_THAT(fact("ij,jk->ik", {{kR}}), HasSubstr("has 2 operands, 1 were given"));
   EXPECT_THAT(fact("ii->i", {{kR}}), HasSubstr("names 'i' twice"));
   EXPECT_THAT(fact("ij->ik", {{kR}}), HasSubstr("makes 'k' from nothing"));
   const std::vector<Layout> one_axis_less{{{"tp", kR}, {"dp", kR}}, {{"tp", kR}}};
-  EXPECT_TRUE(is_refused([&] { infer({"ij,ij->ij"}, one_axis_less); }));
+  EXPECT_TRUE(is_refused([&] { infer(OpType{"ij,ij->ij"}, one_axis_less); }));
 }
 
 }  // namespace

@@ -73,24 +73,27 @@ void run_case(const Mesh& mesh, const LawFn& law, Case& each) {
                            after - between == redistribute_bytes(y.sizes().vec(), 8, dual(each.to), dual(from), axis);
 }
 
-std::vector<Case> cases_for(const Axes& axes, const at::Tensor& x, const at::Tensor& g) {
+int size_of(const Axes& axes, const std::string& name) {
+  for (const AxisSize& axis : axes) {
+    if (axis.name == name) return axis.size;
+  }
+  return 1;
+}
+
+using PlacementsFor = std::function<std::vector<Placement>(int n, const std::vector<int64_t>& rows)>;
+
+std::vector<Case> cases_for(const Axes& axes, const at::Tensor& x, const at::Tensor& g,
+                            const std::vector<Placement>& others_, const PlacementsFor& placements_for) {
   std::vector<Case> cases;
   const bool has_other = axes.size() > 1;
-  const auto size_of = [&](const std::string& name) {
-    for (const AxisSize& axis : axes) {
-      if (axis.name == name) return axis.size;
-    }
-    return 1;
-  };
-  const int n = size_of("t");
-  std::vector<Placement> others{Replicate{}};
-  if (has_other) others = {Replicate{}, Invariant{}, Partial{}, Shard{0}, Shard{1}, Shard{2}};
+  const int n = size_of(axes, "t");
+  const std::vector<Placement> others = has_other ? others_ : std::vector<Placement>{Replicate{}};
   for (const Placement& other : others) {
     for (const bool minor : {true, false}) {
       if (!has_other && !minor) continue;
       // The rows that axis t splits: fewer if o is major to it on a dim. If t is major, o must divide what t leaves.
       std::vector<int64_t> found = x.sizes().vec();
-      if (other.is_shard()) found[other.dim()] /= size_of("o");
+      if (other.is_shard()) found[other.dim()] /= size_of(axes, "o");
       std::vector<int64_t> left = minor ? found : x.sizes().vec();
       for (const Placement& from : placements_for(n, left)) {
         if (!minor && from.is_shard() && other.is_shard(from.dim()) && !from.sizes().empty()) continue;
@@ -124,6 +127,24 @@ std::string fault_of(const Case& each, const at::Tensor& x, const at::Tensor& g)
   return "";
 }
 
+Checked run_cases(std::vector<Case> cases, const Axes& axes, const LawFn& law, const at::Tensor& x,
+                  const at::Tensor& g) {
+  on_mesh(axes, [&](const Mesh& mesh) {
+    for (Case& each : cases) run_case(mesh, law, each);
+  });
+  Checked result;
+  for (const Case& each : cases) {
+    if (each.refused == std::vector<char>(each.refused.size(), 1)) {
+      ++result.num_refused;
+      continue;
+    }
+    ++result.num_checked;
+    const std::string fault = fault_of(each, x, g);
+    if (!fault.empty()) result.wrong.push_back(describe(each) + ": " + fault);
+  }
+  return result;
+}
+
 }  // namespace
 
 LawFn library_law() {
@@ -136,6 +157,20 @@ LawFn law_with_dual(Placement (*dual)(const Placement&)) {
   return [dual](const at::Tensor& x, const Layout& layout, const MeshAxis& axis, const Placement& to) {
     return AnyLaw::apply(x, layout, axis, to, dual);
   };
+}
+
+std::vector<Placement> blocked_for(int n, const std::vector<int64_t>& rows) {
+  std::vector<Placement> placements;
+  for (int dim = 0; dim < 2; ++dim) {
+    if (rows[dim] % (2 * n) == 0) placements.push_back(Shard{.dim = dim, .blocks = 2});
+    for (const int64_t blocks : {int64_t{2}, rows[dim] / 2}) {
+      std::vector<int64_t> sizes(n, 0);
+      sizes[0] = 1;
+      sizes[n - 1] += rows[dim] / blocks - 1;
+      placements.push_back(Shard{.dim = dim, .sizes = sizes, .blocks = static_cast<int>(blocks)});
+    }
+  }
+  return placements;
 }
 
 std::vector<Placement> placements_for(int n, const std::vector<int64_t>& rows) {
@@ -158,23 +193,28 @@ Checked check_cells(const Axes& axes, const LawFn& law) {
   const int64_t size = axes.size() > 1 ? num_ranks(axes) : 2 * num_ranks(axes);
   const at::Tensor x = random_tensor({size, size, size}, 1);
   const at::Tensor g = random_tensor({size, size, size}, 2);
-  std::vector<Case> cases = cases_for(axes, x, g);
-  on_mesh(axes, [&](const Mesh& mesh) {
-    for (Case& each : cases) run_case(mesh, law, each);
-  });
-  Checked result;
-  for (const Case& each : cases) {
-    if (each.refused == std::vector<char>(each.refused.size(), 1)) {
-      ++result.num_refused;
-      continue;
-    }
-    ++result.num_checked;
-    const std::string fault = fault_of(each, x, g);
-    if (!fault.empty()) result.wrong.push_back(describe(each) + ": " + fault);
-  }
-  return result;
+  const std::vector<Placement> others{Replicate{}, Invariant{}, Partial{}, Shard{0}, Shard{1}, Shard{2}};
+  return run_cases(cases_for(axes, x, g, others, placements_for), axes, law, x, g);
 }
 
+Checked check_blocked_cells(const Axes& axes, const LawFn& law) {
+  const int n = size_of(axes, "t"), others_size = size_of(axes, "o");
+  const int64_t size = others_size == 1 ? 4 * n : 2 * n * others_size;
+  const at::Tensor x = random_tensor({size, size, n}, 1);
+  const at::Tensor g = random_tensor({size, size, n}, 2);
+  const std::vector<Placement> others{Replicate{}, Invariant{}, Partial{},
+                                      Shard{0},    Shard{1},    Shard{.dim = 0, .blocks = 2}};
+  const auto placements = [](int n, const std::vector<int64_t>& rows) {
+    std::vector<Placement> all{Replicate{}, Invariant{}, Partial{}, Shard{0}, Shard{2}, Shard{1, {}, n - 1, rows[1]}};
+    std::vector<int64_t> sizes(n, 0);
+    sizes[0] = 1;
+    sizes[n - 1] += rows[0] - 1;
+    all.push_back(Shard{0, sizes});
+    for (const Placement& blocked : blocked_for(n, rows)) all.push_back(blocked);
+    return all;
+  };
+  return run_cases(cases_for(axes, x, g, others, placements), axes, law, x, g);
+}
 Checked check_paths(int n, const LawFn& law) {
   const Axes axes{{"t", n}};
   const at::Tensor x = random_tensor({6, 6}, 4);

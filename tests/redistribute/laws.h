@@ -19,6 +19,9 @@ LawFn law_with_dual(Placement (*dual)(const Placement&));
 /// shards of every dim, uneven sizes with an empty part, owners.
 std::vector<Placement> placements_for(int n, const std::vector<int64_t>& rows);
 
+/// Blocked shards of such a tensor, even and uneven ones, with 2 blocks and with blocks of 2 rows.
+std::vector<Placement> blocked_for(int n, const std::vector<int64_t>& rows);
+
 struct Checked {
   int num_checked = 0;
   int num_refused = 0;
@@ -31,6 +34,8 @@ struct Checked {
 ///   pairing    <x, gradient of x> = <y, gradient of y> = <X, G>;
 ///   bytes      what the axis sent is redistribute_bytes, both ways.
 Checked check_cells(const Axes& axes, const LawFn& law);
+/// The same between blocked shards, and from and to other placements, where axis o may be blocked too.
+Checked check_blocked_cells(const Axes& axes, const LawFn& law);
 
 /// a -> b -> c has the value and the gradient of a -> c, for every triple on an axis of `n`.
 Checked check_paths(int n, const LawFn& law);

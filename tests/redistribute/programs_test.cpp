@@ -29,11 +29,9 @@ const std::vector<Op>& ops() {
   static const std::vector<Op> all{
       {{"ij->ij", "", {}}, 1, [](const at::Tensor& x, const at::Tensor&) { return x.tanh(); }},
       {{"ij->ji", "", {{0}}}, 1, [](const at::Tensor& x, const at::Tensor&) { return x.t(); }},
-      {{"ij,ij->ij", "", {{0, 1}}}, 2, [](const at::Tensor& x, const at::Tensor& y) { return x + y; }},
-      {{"ij,ij->ij", "", {{0}, {1}}}, 2, [](const at::Tensor& x, const at::Tensor& y) { return x * y; }},
-      {{"ik,jk->ij", "", {{0}, {1}}},
-       2,
-       [](const at::Tensor& x, const at::Tensor& y) { return 0.3 * x.matmul(y.t()); }},
+      {{"ij,ij->ij", "", {{0}, {1}}}, 2, [](const at::Tensor& x, const at::Tensor& y) { return x + y; }},
+      {{"ij,ij->ij", "", {{0, 1}}}, 2, [](const at::Tensor& x, const at::Tensor& y) { return x * y; }},
+      {{"ik,jk->ij", "", {{0, 1}}}, 2, [](const at::Tensor& x, const at::Tensor& y) { return 0.3 * x.matmul(y.t()); }},
   };
   return all;
 }

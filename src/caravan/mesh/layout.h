@@ -54,7 +54,7 @@ class Layout {
   std::vector<Entry> entries_;
 };
 
-/// The piece of a global tensor that one rank holds.
+/// A part of a global tensor: the piece that one rank holds, or one of several that it is made of.
 struct Box {
   std::vector<int64_t> offset;  ///< per dim: global index of its first element
   std::vector<int64_t> size;    ///< per dim
@@ -65,11 +65,32 @@ struct Box {
 /// The piece of a tensor of `global_shape` that this rank of `mesh` holds. On R, I and P axes, and on axes that the
 /// layout does not name, every rank holds everything. Throws ShapeError naming `what` if a dim does not divide on any
 /// coordinate, so all ranks throw together, and LayoutError if a shard names a dim that does not exist, or if two axes
-/// of the layout share an axis that they are made of.
+/// of the layout share an axis that they are made of. On every rank throws LayoutError too if a blocked shard cuts the
+/// tensor, since the piece is then several boxes.
 Box local_box(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
               std::string_view what = {});
 
-/// The shape of the global tensor of which this rank holds `local_shape`: the inverse of local_box. Throws ShapeError
+/// One box of a piece.
+struct PieceBox {
+  Box global;
+  std::vector<int64_t> local_offset;  ///< of its first element in the local piece
+  bool operator==(const PieceBox&) const noexcept = default;
+};
+
+/// The boxes that the piece of this rank consists of, in the order of its rows, major dims first: one, unless a shard
+/// is blocked. They fill the piece; a piece without elements is one box. Throws as local_box, but takes any shard.
+std::vector<PieceBox> local_boxes(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
+                                  std::string_view what = {});
+
+/// The rows of each dim that this rank holds, as few runs in their local order; at least one. Throws as local_boxes.
+std::vector<std::vector<RowRun>> local_rows(const std::vector<int64_t>& global_shape, const Layout& layout,
+                                            const Mesh& mesh, std::string_view what = {});
+
+/// The shape of this rank's piece. Throws as local_boxes.
+std::vector<int64_t> local_shape(const std::vector<int64_t>& global_shape, const Layout& layout, const Mesh& mesh,
+                                 std::string_view what = {});
+
+/// The shape of the global tensor of which this rank holds `local_shape`: the inverse of local_shape. Throws ShapeError
 /// naming `what` if the piece does not have the number of rows of its coordinate, or if another coordinate owns all
 /// rows and the placement does not say how many.
 std::vector<int64_t> global_shape(const std::vector<int64_t>& local_shape, const Layout& layout, const Mesh& mesh,

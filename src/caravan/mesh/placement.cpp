@@ -30,6 +30,12 @@ Placement::Placement(Shard shard) : kind_(Kind::shard), shard_(std::move(shard))
   } else if (shard_.rows < -1 || (shard_.rows >= 0 && shard_.owner < 0)) {
     fact = fmt::format("has {} rows {}", shard_.rows, shard_.owner < 0 ? "and no owner" : "on its owner");
     action = "set rows only together with an owner, to 0 or more";
+  } else if (shard_.blocks < 1) {
+    fact = fmt::format("has {} blocks", shard_.blocks);
+    action = "use 1 or more";
+  } else if (shard_.blocks > 1 && shard_.owner >= 0) {
+    fact = fmt::format("has {} blocks and an owner, who holds all rows", shard_.blocks);
+    action = "give only one of them";
   }
   if (fact.empty()) return;
   throw LayoutError({"placement", to_string(), fact, "", action});
@@ -54,13 +60,15 @@ std::string Placement::to_string() const {
     case Kind::shard: break;
   }
   if (shard_.owner >= 0) return fmt::format("S({}; on {})", shard_.dim, shard_.owner);
-  if (shard_.sizes.empty()) return fmt::format("S({})", shard_.dim);
-  return fmt::format("S({}; {})", shard_.dim, join(std::span<const int64_t>(shard_.sizes), " "));
+  std::string text = fmt::format("S({}", shard_.dim);
+  if (!shard_.sizes.empty()) text += "; " + join(std::span<const int64_t>(shard_.sizes), " ");
+  if (shard_.blocks != 1) text += fmt::format("; blocks {}", shard_.blocks);
+  return text + ")";
 }
 
 bool Placement::operator==(const Placement& other) const noexcept {
   return kind_ == other.kind_ && shard_.dim == other.shard_.dim && shard_.owner == other.shard_.owner &&
-         shard_.sizes == other.shard_.sizes;
+         shard_.sizes == other.shard_.sizes && shard_.blocks == other.shard_.blocks;
 }
 
 Placement dual(const Placement& placement) {

@@ -11,7 +11,7 @@
 namespace caravan {
 
 at::Tensor Logits::forward(const at::Tensor& input, const ForwardContext& context) {
-  static const OpType kType{"bsf,vf->bsv", "", {{0}, {1}}};
+  static const OpType kType{"bsf,vf->bsv", "", {{0, 1}}};
   if (tiles_ != nullptr) return linear(input, *tiles_, nullptr, weight_.name(), context);
   at::Tensor logits = linear(input, weight_);
   record_layout(context, kType, logits, {input, weight_}, name());

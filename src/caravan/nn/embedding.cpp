@@ -226,7 +226,7 @@ PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)
           "weight", {.shape = {context, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
 
 at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
-  static const OpType kType{"bsf,pf->bsf", "p", {{0, 1}}};
+  static const OpType kType{"bsf,pf->bsf", "p", {{0}, {1}}};
   at::Tensor positions = token_positions(input, context, name());
   if (!positions.defined()) positions = counted_up(0, input.size(1), input.device());
   at::Tensor x = input + embedding(positions, weight_, name());

@@ -20,8 +20,8 @@ double residual_init_std(const ModelConfig& config) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& context) {
-  static const OpType kProduct{"bsk,nk->bsn", "", {{0}, {1}}};
-  static const OpType kSum{"bsn,n->bsn", "", {{0, 1}}};
+  static const OpType kProduct{"bsk,nk->bsn", "", {{0, 1}}};
+  static const OpType kSum{"bsn,n->bsn", "", {{0}, {1}}};
   if (!tiles_.empty()) {
     return with_adapter(linear(input, tiles_, bias_, weight_.name(), context), input, context);
   }

@@ -130,7 +130,7 @@ void check_norm(const char* op, const at::Tensor& x, const Parameter& parameter)
 /// The labels of a norm with `num_parameters`; it needs whole features unless their statistics are reduced.
 OpType norm_type(int num_parameters, bool is_split) {
   const char* whole = is_split ? "" : "f";
-  return num_parameters == 2 ? OpType{"bsf,f,f->bsf", whole, {{1, 2}}} : OpType{"bsf,f->bsf", whole, {{1}}};
+  return num_parameters == 2 ? OpType{"bsf,f,f->bsf", whole, {{1}, {2}}} : OpType{"bsf,f->bsf", whole, {{1}}};
 }
 
 }  // namespace

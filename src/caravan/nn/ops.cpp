@@ -33,7 +33,7 @@ const char* name_of(Dim dim) {
 }  // namespace
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b, const ForwardContext& context, std::string_view what) {
-  static const OpType kType{"bsf,bsf->bsf", "", {{0, 1}}};
+  static const OpType kType{"bsf,bsf->bsf", "", {{0}, {1}}};
   at::Tensor sum = a + b;
   record_layout(context, kType, sum, {a, b}, what);
   return sum;

@@ -25,12 +25,34 @@ int64_t whole_rows(const Placement& from, int64_t local, const CallSite& site) {
                                          site.axis.name(), from.to_string(), from.owner()),
                              "give the number in the layout: Shard{.dim, .owner, .rows}"});
   }
-  return from.owner() >= 0 ? from.owner_rows() : sum_of(from.sizes());
+  return from.owner() >= 0 ? from.owner_rows() : sum_of(from.sizes()) * from.blocks();
 }
 
 std::vector<int64_t> checked_rows(const Placement& shard, int64_t rows, const CallSite& site) {
   if (const auto wrong = misfit(shard, rows, site.axis.size(), site.axis.name())) throw shape_error(site, *wrong);
   return rows_of(shard, rows, site.axis.size());
+}
+
+/// The rows that two coordinates hold in common, as runs of the piece of the first and of that of the second.
+std::pair<std::vector<RowRun>, std::vector<RowRun>> common_rows(std::span<const RowRun> a, std::span<const RowRun> b) {
+  std::pair<std::vector<RowRun>, std::vector<RowRun>> common;
+  int64_t a_place = 0;
+  int64_t b_place = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const int64_t begin = std::max(a[i].begin, b[j].begin);
+    const int64_t a_end = a[i].begin + a[i].rows;
+    const int64_t b_end = b[j].begin + b[j].rows;
+    if (const int64_t rows = std::min(a_end, b_end) - begin; rows > 0) {
+      common.first.push_back({a_place + begin - a[i].begin, rows});
+      common.second.push_back({b_place + begin - b[j].begin, rows});
+    }
+    if (a_end <= b_end) {
+      a_place += a[i++].rows;
+    } else {
+      b_place += b[j++].rows;
+    }
+  }
+  return common;
 }
 
 }  // namespace
@@ -89,16 +111,17 @@ std::vector<int64_t> shape_after(const Cell& cell, std::span<const int64_t> shap
 }
 
 Exchange exchange_of(const Cell& cell, int coord) {
-  if (cell.from.dim() != cell.to.dim()) return {cell.to_rows, cell.from_rows};
-  const auto overlap = [](const std::vector<int64_t>& a, int i, const std::vector<int64_t>& b, int j) {
-    const int64_t a_begin = sum_of({a.data(), static_cast<size_t>(i)});
-    const int64_t b_begin = sum_of({b.data(), static_cast<size_t>(j)});
-    return std::max<int64_t>(0, std::min(a_begin + a[i], b_begin + b[j]) - std::max(a_begin, b_begin));
-  };
+  if (!cell.is_recut()) return {cell.to_rows, cell.from_rows};
+  const auto before = [&](int k) { return runs_of(cell.from_rows, cell.from.blocks(), k); };
+  const auto after = [&](int k) { return runs_of(cell.to_rows, cell.to.blocks(), k); };
+  const std::vector<RowRun> mine_before = before(coord);
+  const std::vector<RowRun> mine_after = after(coord);
   Exchange rows;
   for (int k = 0; k < static_cast<int>(cell.to_rows.size()); ++k) {
-    rows.send.push_back(overlap(cell.from_rows, coord, cell.to_rows, k));
-    rows.receive.push_back(overlap(cell.from_rows, k, cell.to_rows, coord));
+    rows.sent_runs.push_back(common_rows(mine_before, after(k)).first);
+    rows.send.push_back(num_rows(rows.sent_runs.back()));
+    rows.received_runs.push_back(common_rows(before(k), mine_after).second);
+    rows.receive.push_back(num_rows(rows.received_runs.back()));
   }
   return rows;
 }

@@ -20,8 +20,10 @@ struct Cell {
   /// Whether no rank's data changes. The backward may still have to move data.
   bool is_same_data() const {
     return (from.is_whole() && to.is_whole()) || (from.is_partial() && to.is_partial()) ||
-           (from.is_shard() && to.is_shard(from.dim()) && from_rows == to_rows);
+           (is_recut() && from_rows == to_rows && from.blocks() == to.blocks());
   }
+  /// Whether it goes from one shard of a dim to another shard of the same dim.
+  bool is_recut() const { return from.is_shard() && to.is_shard(from.dim()); }
   /// The cell of the gradient, by the law.
   Cell backward() const { return {dual(to), dual(from), to_rows, from_rows}; }
 };
@@ -48,10 +50,13 @@ Cell make_cell(const Placement& from, const Placement& to, const CallSite& site)
 std::vector<int64_t> shape_after(const Cell& cell, std::span<const int64_t> shape, int coord);
 
 /// For S -> S: how many rows of dim to.dim() coordinate `coord` sends to each coordinate, and how many rows of dim
-/// from.dim() it receives from each.
+/// from.dim() it receives from each. If the dim is the same, also which rows of the piece these are, by coordinate;
+/// both sides have them in the order of the whole dim.
 struct Exchange {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
+  std::vector<std::vector<RowRun>> sent_runs{};
+  std::vector<std::vector<RowRun>> received_runs{};
 };
 Exchange exchange_of(const Cell& cell, int coord);
 

@@ -22,6 +22,12 @@ void check_sizes(const FlatCell& cell, const at::Tensor& in, const at::Tensor& o
                        cell.axis.where(), ""});
 }
 
+[[noreturn]] void refuse_cell(const FlatCell& cell, const Call& call) {
+  throw InternalError({"redistribute", std::string(call.what),
+                       fmt::format("{} -> {} has no flat form", cell.from.to_string(), cell.to.to_string()),
+                       cell.axis.where(), ""});
+}
+
 /// S(d; on i) -> S(d; on j)
 Work send_or_recv(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, const Call& call) {
   const int sender = cell.from.owner();
@@ -44,6 +50,9 @@ Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, co
   if (cell.from.is_shard() && cell.to.is_shard() && cell.from.owner() >= 0 && cell.to.owner() >= 0) {
     return send_or_recv(cell, in, out, call);
   }
+  for (const Placement& placement : {cell.from, cell.to}) {
+    if (placement.is_shard() && placement.blocks() > 1) refuse_cell(cell, call);
+  }
   check_sizes(cell, in, out, call);
   Communicator& comm = cell.axis.comm();
   const auto& all = cell.counts;
@@ -60,9 +69,7 @@ Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, co
     if (in.numel() > 0 && !in.is_meta() && in.data_ptr() != out.data_ptr()) out.copy_(in);
     return broadcast_async(comm, out, cell.from.owner(), call);
   }
-  throw InternalError({"redistribute", std::string(call.what),
-                       fmt::format("{} -> {} has no flat form", cell.from.to_string(), cell.to.to_string()),
-                       cell.axis.where(), ""});
+  refuse_cell(cell, call);
 }
 
 Work start_copy_from(int source, const at::Tensor& flat, const MeshAxis& axis, const Call& call) {

@@ -38,8 +38,8 @@ struct FlatCell {
 /// Starts the cell: P -> R, P -> I (may be in place), P -> S, S -> R, S -> I, with even, uneven or owned shards, and
 /// from owner to owner (a send; `out` is used by the receiver alone). `in` and `out` are flat, contiguous, of one
 /// dtype; they may be the same memory if the communicator allows it. Bitwise equal to redistribute for each tensor if
-/// the order of sums is the same. Collective. Sends what redistribute sends. Throws InternalError for other cells and
-/// for sizes that do not fit.
+/// the order of sums is the same. Collective. Sends what redistribute sends. Throws InternalError for other cells,
+/// blocked shards included, and for sizes that do not fit.
 Work start(const FlatCell& cell, const at::Tensor& in, const at::Tensor& out, const Call& call = {});
 
 /// Starts the cell S(0; on coordinate `source`) -> I: `flat`, of any dtype, becomes that of `source`. Collective.

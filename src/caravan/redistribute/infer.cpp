@@ -11,74 +11,33 @@
 namespace caravan {
 namespace {
 
-struct Labels {
-  std::vector<std::string_view> inputs;
-  std::string_view output;
-};
-
-[[noreturn]] void refuse_labels(std::string_view labels, const std::string& fact) {
-  throw UsageError({"infer", "op " + std::string(labels), fact, "", "write one letter a dim, as in \"bsk,nk->bsn\""});
-}
-
-Labels parse(std::string_view labels, size_t num_operands) {
-  const size_t arrow = labels.find("->");
-  if (arrow == std::string_view::npos) refuse_labels(labels, "has no \"->\"");
-  Labels parsed{{}, labels.substr(arrow + 2)};
-  std::string_view rest = labels.substr(0, arrow);
-  for (size_t comma = rest.find(','); comma != std::string_view::npos; comma = rest.find(',')) {
-    parsed.inputs.push_back(rest.substr(0, comma));
-    rest.remove_prefix(comma + 1);
-  }
-  parsed.inputs.push_back(rest);
-  if (parsed.inputs.size() != num_operands) {
-    refuse_labels(labels, fmt::format("has {} operands, {} were given", parsed.inputs.size(), num_operands));
-  }
-  std::string known;
-  for (const auto& input : parsed.inputs) {
-    for (size_t i = 0; i < input.size(); ++i) {
-      if (input.find(input[i], i + 1) != input.npos)
-        refuse_labels(labels, fmt::format("names '{}' twice in one operand", input[i]));
-    }
-    known += input;
-  }
-  for (const char label : parsed.output) {
-    if (known.find(label) == known.npos) refuse_labels(labels, fmt::format("makes '{}' from nothing", label));
-  }
-  return parsed;
-}
-
 /// The rule on one axis.
 class Rule {
  public:
-  Rule(const OpType& op, const Labels& labels, std::span<const Operand> operands, std::string_view axis)
-      : op_(op), labels_(labels), operands_(operands), axis_(axis) {}
+  Rule(const LabelledOp& op, std::span<const Cut> cuts, std::span<const Operand> operands, std::string_view axis)
+      : op_(op), cuts_(cuts), operands_(operands), axis_(axis) {}
 
-  Placement output() const {
-    for (int i = 0; i < count(); ++i) check_dim(i);
+  Cut output() const {
     const int invariant = first([&](int i) { return at(i).is_invariant() && !operands_[i].is_constant; });
     if (invariant >= 0) {
       const int other =
           first([&](int i) { return operands_[i].is_constant ? !at(i).is_whole() : !at(i).is_invariant(); });
       if (other >= 0) refuse_invariant(invariant, other);
-      return Invariant{};
+      return {Cut::Kind::invariant};
     }
-    const int partial = first([&](int i) { return at(i).is_partial(); });
+    const int between = first([&](int i) { return cuts_[i].kind == Cut::Kind::between; });
+    if (between >= 0) refuse_between(between);
     const int shard = first([&](int i) { return at(i).is_shard(); });
-    if (partial >= 0 && shard >= 0) refuse_partial_and_shard(partial, shard);
-    if (partial >= 0) return through_linear(partial);
-    return shard >= 0 ? along_label(shard) : Placement(Replicate{});
+    if (shard >= 0) return along_label(shard);
+    const int partial = first([&](int i) { return at(i).is_partial(); });
+    return partial >= 0 ? through_terms(partial) : Cut{Cut::Kind::replicate};
   }
 
  private:
   int count() const { return static_cast<int>(operands_.size()); }
   const Placement& at(int i) const { return operands_[i].placement; }
-  char label_of(int i) const { return labels_.inputs[i][at(i).dim()]; }
   std::string name(int i) const { return fmt::format("operand {} ({})", i, at(i).to_string()); }
-  /// Where operand `i` has `label`, or -1.
-  int position(int i, char label) const {
-    const size_t found = labels_.inputs[i].find(label);
-    return found == std::string_view::npos ? -1 : static_cast<int>(found);
-  }
+  bool has(int i, char label) const { return has_label(op_.inputs[i], label); }
 
   template <typename Claim>
   int first(const Claim& claim) const {
@@ -91,18 +50,18 @@ class Rule {
   [[noreturn]] void refuse(const std::string& fact, const std::string& action) const {
     std::vector<std::string> placements;
     for (const Operand& operand : operands_) placements.push_back(operand.placement.to_string());
-    throw LayoutError({"infer", "op " + std::string(op_.labels), fact,
+    throw LayoutError({"infer", "op " + op_.text, fact,
                        (axis_.empty() ? "" : fmt::format("axis {}, ", axis_)) + "operands " + join(placements),
                        action});
   }
 
-  void check_dim(int i) const {
-    if (!at(i).is_shard() || at(i).dim() < static_cast<int>(labels_.inputs[i].size())) return;
-    refuse(fmt::format("{} has {} dims", name(i), labels_.inputs[i].size()), "shard a dim that is there");
+  [[noreturn]] void refuse_between(int i) const {
+    refuse(fmt::format("{} cuts '{}' between its labels", name(i), op_.inputs[i][at(i).dim()]),
+           fmt::format("redistribute operand {} {} -> R first", i, at(i).to_string()));
   }
 
   [[noreturn]] void refuse_invariant(int i, int other) const {
-    const bool is_summed = at(other).is_partial() && is_linear_in_both(i, other);
+    const bool is_summed = at(other).is_partial() && are_added(i, other);
     refuse(fmt::format("{} meets {}: I mixes with nothing but I, since with other data each rank's gradient of it is a "
                        "mere contribution, and I promises the total",
                        name(i), name(other)),
@@ -110,33 +69,48 @@ class Rule {
                      : fmt::format("redistribute operand {} I -> R first; its gradient is then summed in backward", i));
   }
 
-  bool is_linear_in_both(int i, int j) const {
-    return std::any_of(op_.linear.begin(), op_.linear.end(), [&](const std::vector<int>& group) {
-      return std::count(group.begin(), group.end(), i) != 0 && std::count(group.begin(), group.end(), j) != 0;
-    });
+  /// The term that has operand `i`, or -1.
+  int term_of(int i) const {
+    for (size_t term = 0; term < op_.terms.size(); ++term) {
+      if (std::ranges::find(op_.terms[term], i) != op_.terms[term].end()) return static_cast<int>(term);
+    }
+    return -1;
   }
+  bool are_added(int i, int j) const { return term_of(i) >= 0 && term_of(j) >= 0 && term_of(i) != term_of(j); }
 
   [[noreturn]] void refuse_partial_and_shard(int partial, int shard) const {
-    const int dim = position(partial, label_of(shard));
+    const auto dim = position_of(op_.inputs[partial], cuts_[shard].label);
     refuse(fmt::format("{} meets {} on one axis", name(partial), name(shard)),
-           fmt::format("redistribute operand {} P -> {} first", partial, dim < 0 ? "R" : fmt::format("S({})", dim)));
+           fmt::format("redistribute operand {} P -> {} first", partial, dim ? fmt::format("S({})", dim->first) : "R"));
   }
 
-  Placement through_linear(int partial) const {
+  [[noreturn]] void refuse_added(int whole, int partial) const {
+    refuse(fmt::format("{} is added to {}: it would be added once per rank", name(whole), name(partial)),
+           fmt::format("redistribute operand {} {} -> P (free), or operand {} P -> R, first", whole,
+                       at(whole).to_string(), partial));
+  }
+
+  [[noreturn]] void refuse_added_to_sum(int whole, int shard) const {
+    refuse(fmt::format("{} is added to a sum over '{}', of which each rank has a part: it would be added once per rank",
+                       name(whole), cuts_[shard].label),
+           fmt::format("redistribute operand {} {} -> P (free) first", whole, at(whole).to_string()));
+  }
+
+  Cut through_terms(int partial) const {
     std::vector<int> partials;
     for (int i = 0; i < count(); ++i) {
       if (at(i).is_partial()) partials.push_back(i);
     }
-    for (std::vector<int> group : op_.linear) {
-      std::sort(group.begin(), group.end());
-      if (group == partials) return Partial{};
+    const auto is_partial = [&](int i) { return at(i).is_partial(); };
+    if (term_of(partial) >= 0) {
+      for (const std::vector<int>& term : op_.terms) {
+        if (std::ranges::none_of(term, is_partial)) refuse_added(term.front(), partial);
+      }
     }
-    for (const std::vector<int>& group : op_.linear) {
-      const int whole = first([&](int i) { return !at(i).is_partial() && is_linear_in_both(i, partial); });
-      if (whole < 0 || std::find(group.begin(), group.end(), whole) == group.end()) continue;
-      refuse(fmt::format("{} is added to {}: it would be added once per rank", name(whole), name(partial)),
-             fmt::format("redistribute operand {} {} -> P (free), or operand {} P -> R, first", whole,
-                         at(whole).to_string(), partial));
+    if (std::ranges::all_of(partials, [&](int i) { return term_of(i) >= 0; }) &&
+        std::ranges::all_of(op_.terms,
+                            [&](const auto& term) { return std::ranges::count_if(term, is_partial) == 1; })) {
+      return {Cut::Kind::partial};
     }
     if (partials.size() > 1) {
       refuse(fmt::format("{} meets {}: the op of the sums is not the sum of the ops", name(partials[0]),
@@ -147,109 +121,186 @@ class Rule {
            fmt::format("redistribute operand {} P -> R (or P -> S) first", partial));
   }
 
-  Placement along_label(int shard) const {
-    const char label = label_of(shard);
+  Cut along_label(int shard) const {
+    const Cut& cut = cuts_[shard];
     int64_t rows = -1;
     for (int i = 0; i < count(); ++i) {
       if (at(i).is_shard()) check_same_shard(shard, i);
-      if (at(i).is_shard()) rows = std::max(rows, at(i).owner_rows());
+      if (at(i).is_shard()) rows = std::max(rows, cuts_[i].rows);
     }
-    if (op_.whole.find(label) != op_.whole.npos) {
-      refuse(fmt::format("{} shards '{}', of which the op needs all", name(shard), label),
+    check_partials(shard);
+    if (op_.whole.find(cut.label) != op_.whole.npos) {
+      refuse(fmt::format("{} shards '{}', of which the op needs all", name(shard), cut.label),
              fmt::format("redistribute operand {} {} -> R, or to a shard of another dim, first", shard,
                          at(shard).to_string()));
     }
-    const int whole = first([&](int i) { return !at(i).is_shard() && position(i, label) >= 0; });
+    const int whole = first([&](int i) { return !at(i).is_shard() && has(i, cut.label); });
     if (whole >= 0) {
-      Shard slice{position(whole, label), at(shard).sizes(), at(shard).owner()};
-      refuse(fmt::format("'{}' is sharded in {} and whole in {}", label, name(shard), name(whole)),
+      const Placement& from = at(shard);
+      Shard slice{position_of(op_.inputs[whole], cut.label)->first, from.sizes(), from.owner(), -1, from.blocks()};
+      refuse(fmt::format("'{}' is sharded in {} and whole in {}", cut.label, name(shard), name(whole)),
              fmt::format("redistribute operand {} {} -> {} (a slice, free), or gather operand {}, first", whole,
                          at(whole).to_string(), Placement(std::move(slice)).to_string(), shard));
     }
-    const size_t dim = labels_.output.find(label);
-    if (dim == std::string_view::npos) return Partial{};
-    return Shard{static_cast<int>(dim), at(shard).sizes(), at(shard).owner(), rows};
+    Cut output = cut;
+    output.rows = rows;
+    return output;
+  }
+
+  /// A sum over the label makes each rank's output a summand: the terms without the label must be summands too.
+  void check_partials(int shard) const {
+    const char label = cuts_[shard].label;
+    const int partial = first([&](int i) { return at(i).is_partial(); });
+    const bool is_summed = std::ranges::none_of(op_.outputs, [&](const Dims& dims) { return has_label(dims, label); });
+    if (partial >= 0 && (!is_summed || term_of(partial) < 0)) refuse_partial_and_shard(partial, shard);
+    for (const std::vector<int>& term : op_.terms) {
+      const bool sums = std::ranges::any_of(term, [&](int i) { return has(i, label); });
+      const auto summand = std::ranges::find_if(term, [&](int i) { return at(i).is_partial(); });
+      if (sums && summand != term.end()) refuse_partial_and_shard(*summand, shard);
+      if (is_summed && !sums && summand == term.end() && term_of(shard) >= 0) refuse_added_to_sum(term.front(), shard);
+      if (std::ranges::count_if(term, [&](int i) { return at(i).is_partial(); }) > 1) {
+        refuse_partial_and_shard(*summand, shard);
+      }
+    }
   }
 
   void check_same_shard(int a, int b) const {
-    if (label_of(a) != label_of(b)) {
-      refuse(fmt::format("the axis shards '{}' in {} and '{}' in {}", label_of(a), name(a), label_of(b), name(b)),
+    if (cuts_[a].label != cuts_[b].label) {
+      refuse(fmt::format("the axis shards '{}' in {} and '{}' in {}", cuts_[a].label, name(a), cuts_[b].label, name(b)),
              fmt::format("redistribute operand {} {} -> R first", b, at(b).to_string()));
     }
-    if (at(a).sizes() == at(b).sizes() && at(a).owner() == at(b).owner()) return;
-    Shard same{at(b).dim(), at(a).sizes(), at(a).owner()};
-    refuse(fmt::format("'{}' is split differently in {} and {}", label_of(a), name(a), name(b)),
+    if (cuts_[a] == cuts_[b]) return;
+    Shard same{at(b).dim(), at(a).sizes(), at(a).owner(), -1, at(a).blocks()};
+    refuse(fmt::format("'{}' is split differently in {} and {}", cuts_[a].label, name(a), name(b)),
            fmt::format("redistribute operand {} {} -> {} first", b, at(b).to_string(),
                        Placement(std::move(same)).to_string()));
   }
 
-  const OpType& op_;
-  const Labels& labels_;
+  const LabelledOp& op_;
+  std::span<const Cut> cuts_;
   std::span<const Operand> operands_;
   std::string_view axis_;
 };
 
+/// Throws LayoutError for a shard of a dim that an operand does not have.
+void check_dims(const LabelledOp& op, std::span<const Operand> operands, std::string_view axis) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const Placement& placement = operands[i].placement;
+    if (!placement.is_shard() || placement.dim() < static_cast<int>(op.inputs[i].size())) continue;
+    throw LayoutError({"infer", "op " + op.text,
+                       fmt::format("operand {} ({}) has {} dims", i, placement.to_string(), op.inputs[i].size()),
+                       axis.empty() ? "" : fmt::format("axis {}", axis), "shard a dim that is there"});
+  }
+}
+
+/// The axes that shard each label, major first; those of all operands must agree.
 using Orders = std::map<char, std::vector<std::string>>;
 
-/// The axes that shard each label, major first.
-Orders orders_of(const OpType& op, const Labels& labels, std::span<const Layout> operands) {
-  Orders orders;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    for (size_t dim = 0; dim < labels.inputs[i].size(); ++dim) {
-      const std::vector<std::string> axes = operands[i].sharding(static_cast<int>(dim));
-      if (axes.empty()) continue;
-      const char label = labels.inputs[i][dim];
-      const auto& known = orders.emplace(label, axes).first->second;
-      if (known == axes) continue;
-      throw LayoutError({"infer", "op " + std::string(op.labels),
-                         fmt::format("'{}' is cut by axes {} in that order in one operand, by {} in operand {}", label,
-                                     join(known), join(axes), i),
-                         "operand " + std::to_string(i) + " " + operands[i].to_string(),
-                         fmt::format("redistribute operand {} so that '{}' is cut by {}", i, label, join(known))});
-    }
+void check_order(Orders& orders, const OpType& op, const Layout& layout, std::span<const AxisCut> cuts,
+                 size_t operand) {
+  Orders own;
+  for (const AxisCut& each : cuts) {
+    if (each.cut.is_label()) own[each.cut.label].push_back(each.axis);
   }
-  return orders;
+  for (const auto& [label, axes] : own) {
+    const auto& known = orders.emplace(label, axes).first->second;
+    if (known == axes) continue;
+    throw LayoutError({"infer", "op " + op.labels,
+                       fmt::format("'{}' is cut by axes {} in that order in one operand, by {} in operand {}", label,
+                                   join(known), join(axes), operand),
+                       "operand " + std::to_string(operand) + " " + layout.to_string(),
+                       fmt::format("redistribute operand {} so that '{}' is cut by {}", operand, label, join(known))});
+  }
+}
+
+/// All axes of the operands in the order of the first that names each, those that cut a label in the order of `orders`.
+std::vector<std::string> axes_of(std::span<const Layout> operands, const Orders& orders) {
+  std::vector<std::string> axes;
+  const auto add = [&](const std::string& axis) {
+    if (std::ranges::find(axes, axis) == axes.end()) axes.push_back(axis);
+  };
+  for (const auto& [label, ordered] : orders) std::ranges::for_each(ordered, add);
+  for (const Layout& operand : operands) {
+    for (const auto& [axis, placement] : operand.entries()) add(axis);
+  }
+  return axes;
+}
+
+const Cut* cut_on(std::span<const AxisCut> cuts, std::string_view axis) {
+  const auto found = std::ranges::find(cuts, axis, &AxisCut::axis);
+  return found == cuts.end() ? nullptr : &found->cut;
+}
+
+/// The cuts of one output: a label that it does not have is a partial sum.
+std::vector<AxisCut> cuts_of_output(std::span<const AxisCut> cuts, const Dims& dims) {
+  std::vector<AxisCut> own(cuts.begin(), cuts.end());
+  for (AxisCut& each : own) {
+    if (each.cut.is_label() && !has_label(dims, each.cut.label)) each.cut = {Cut::Kind::partial};
+  }
+  return own;
 }
 
 }  // namespace
 
+Cut infer_cut(const LabelledOp& op, std::span<const Cut> cuts, std::span<const Operand> operands,
+              std::string_view axis) {
+  return Rule(op, cuts, operands, axis).output();
+}
+
 Placement infer(const OpType& op, std::span<const Operand> operands) {
-  const Labels labels = parse(op.labels, operands.size());
-  return Rule(op, labels, operands, "").output();
+  std::vector<Layout> layouts;
+  std::vector<bool> constant;
+  for (const Operand& operand : operands) {
+    layouts.push_back(Layout({{"", operand.placement}}));
+    constant.push_back(operand.is_constant);
+  }
+  const Layout output = infer(op, layouts, constant);
+  return output.empty() ? Placement(Replicate{}) : output.entries().front().second;
 }
 
 Layout infer(const OpType& op, std::span<const Layout> operands, const std::vector<bool>& constant) {
-  const Labels labels = parse(op.labels, operands.size());
+  return infer_outputs(op, operands, constant).front();
+}
+
+std::vector<Layout> infer_outputs(const OpType& op, std::span<const Layout> operands, const std::vector<bool>& constant,
+                                  const AxisPlaces& places) {
+  const LabelledOp labelled(op, operands.size());
   if (!constant.empty() && constant.size() != operands.size()) {
-    refuse_labels(op.labels,
-                  fmt::format("has {} operands, {} are said to be constant or not", operands.size(), constant.size()));
+    throw UsageError(
+        {"infer", "op " + op.labels,
+         fmt::format("has {} operands, {} are said to be constant or not", operands.size(), constant.size()), "",
+         "say it of each operand"});
   }
-  std::vector<Layout::Entry> placed;
-  for (const Layout& operand : operands) {
-    for (const auto& [axis, placement] : operand.entries()) {
-      if (std::any_of(placed.begin(), placed.end(), [&name = axis](const auto& entry) { return entry.first == name; }))
-        continue;
-      std::vector<Operand> on_axis;
-      for (size_t i = 0; i < operands.size(); ++i)
-        on_axis.push_back({operands[i][axis], !constant.empty() && constant[i]});
-      placed.emplace_back(axis, Rule(op, labels, on_axis, axis).output());
-    }
-  }
-  // The axes that shard a dim come first, in the order that the operands agree on.
-  const Orders orders = orders_of(op, labels, operands);
-  std::vector<Layout::Entry> entries;
-  const auto take = [&](const std::string& axis) {
-    const auto entry = std::find_if(placed.begin(), placed.end(), [&](const auto& each) { return each.first == axis; });
-    entries.push_back(*entry);
-    placed.erase(entry);
+  const auto on_axis = [&](const std::string& axis) {
+    std::vector<Operand> all;
+    for (size_t i = 0; i < operands.size(); ++i) all.push_back({operands[i][axis], !constant.empty() && constant[i]});
+    return all;
   };
-  for (const char label : labels.output) {
-    const auto axes = orders.find(label);
-    if (axes == orders.end()) continue;
-    for (const std::string& axis : axes->second) take(axis);
+  for (const std::string& axis : axes_of(operands, {})) check_dims(labelled, on_axis(axis), axis);
+  std::vector<std::vector<AxisCut>> cuts;
+  Orders orders;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    cuts.push_back(cuts_of(operands[i], labelled.inputs[i], labelled.extents, places));
   }
-  entries.insert(entries.end(), placed.begin(), placed.end());
-  return Layout(std::move(entries));
+  std::vector<AxisCut> outputs;
+  for (const std::string& axis : axes_of(operands, {})) {
+    std::vector<Cut> each;
+    for (size_t i = 0; i < operands.size(); ++i) each.push_back(*cut_on(cuts[i], axis));
+    outputs.push_back({axis, infer_cut(labelled, each, on_axis(axis), axis)});
+  }
+  for (size_t i = 0; i < operands.size(); ++i) check_order(orders, op, operands[i], cuts[i], i);
+  std::vector<AxisCut> ordered;
+  for (const std::string& axis : axes_of(operands, orders)) ordered.push_back({axis, *cut_on(outputs, axis)});
+  std::vector<Layout> layouts;
+  for (const Dims& dims : labelled.outputs) {
+    auto layout = layout_of(cuts_of_output(ordered, dims), dims, labelled.extents, places);
+    if (!layout) {
+      throw LayoutError({"infer", "op " + op.labels, "two axes cut a dim of several labels unevenly", "",
+                         "cut one of the labels evenly"});
+    }
+    layouts.push_back(std::move(*layout));
+  }
+  return layouts;
 }
 
 }  // namespace caravan

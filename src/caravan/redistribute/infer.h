@@ -1,23 +1,14 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "caravan/mesh/layout.h"
+#include "caravan/redistribute/labels.h"
+#include "caravan/redistribute/op_type.h"
 
 namespace caravan {
-
-/// The structure of a local op, in einsum-like labels: "bsk,nk->bsn" is a linear layer. The op acts independently along
-/// each label of the output and sums over every other label, except for those in `whole`, along which it needs all
-/// elements (softmax, the keys of an attention).
-struct OpType {
-  std::string_view labels;
-  std::string_view whole = {};
-  /// Groups of operands in which the op is (jointly) linear: {{0}, {1}} a product, {{0, 1}} a sum, {} a nonlinear op.
-  std::vector<std::vector<int>> linear = {};
-};
 
 /// One operand of a local op: its placement on the axis. A constant needs no gradient (masks, ids, counts) and counts
 /// as both R and I.
@@ -29,11 +20,20 @@ struct Operand {
 /// The typing rule of local ops on one axis: all I -> I; all R -> R; one label sharded wherever it occurs and R
 /// elsewhere -> S, or P if the op sums over it; P through an op that is linear in it and R elsewhere -> P. Everything
 /// else throws LayoutError that says which redistribution fixes it. The rule is exact: whatever it rejects gives a
-/// wrong value or gradient.
+/// wrong value or gradient. For ops with one output and without dims of several labels.
 Placement infer(const OpType& op, std::span<const Operand> operands);
 
 /// The rule on every axis: the layout of the output, including the order of axes on each dim. Throws LayoutError if two
 /// operands shard one label by the same axes in another order.
 Layout infer(const OpType& op, std::span<const Layout> operands, const std::vector<bool>& constant = {});
+
+/// The same for any number of outputs, and for dims of several labels if `places` has the axes.
+std::vector<Layout> infer_outputs(const OpType& op, std::span<const Layout> operands,
+                                  const std::vector<bool>& constant = {}, const AxisPlaces& places = {});
+
+/// The rule on cuts: what one axis does to the outputs, given what it does to each operand. A label means a shard of it
+/// where an output has it, and a partial sum where it has not. `placements` are for messages. Throws as infer.
+Cut infer_cut(const LabelledOp& op, std::span<const Cut> cuts, std::span<const Operand> operands,
+              std::string_view axis);
 
 }  // namespace caravan

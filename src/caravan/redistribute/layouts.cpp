@@ -99,7 +99,9 @@ std::vector<std::string> in_order(std::span<const AxisMove> moves, const Layout&
 std::pair<const MeshAxis*, size_t> joint_move(std::span<const AxisMove> moves, const Layout& now, const Mesh& mesh) {
   const AxisMove& first = moves.front();
   const auto is_same = [&](const AxisMove& move) { return move.from == first.from && move.to == first.to; };
-  const auto is_even = [](const Placement& placement) { return !placement.is_shard() || placement.is_even(); };
+  const auto is_even = [](const Placement& placement) {
+    return !placement.is_shard() || (placement.is_even() && placement.blocks() == 1);
+  };
   auto count = static_cast<size_t>(std::ranges::find_if_not(moves, is_same) - moves.begin());
   if (!is_even(first.from) || !is_even(first.to) || (first.from.is_shard() && first.to.is_shard())) count = 1;
   for (; count > 1; --count) {

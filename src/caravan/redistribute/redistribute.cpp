@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,6 +15,7 @@
 #include "caravan/comm/tensor.h"
 #include "caravan/mesh/deferred_work.h"
 #include "caravan/redistribute/cell.h"
+#include "caravan/redistribute/packing.h"
 
 namespace caravan {
 namespace {
@@ -42,58 +42,10 @@ struct Move : torch::CustomClassHolder {
 using MovePtr = c10::intrusive_ptr<Move>;
 using Rows = std::vector<int64_t>;
 
-// ---- pieces: one flat buffer with the parts in order, as communicators expect it ----
-
-int64_t product(at::IntArrayRef sizes, int64_t begin, int64_t end) {
-  int64_t count = 1;
-  for (int64_t dim = begin; dim < end; ++dim) count *= sizes[dim];
-  return count;
-}
-
 bool are_equal(const Rows& parts) { return std::equal(parts.begin() + 1, parts.end(), parts.begin()); }
 
-/// Elements of each part: parts[i] rows of dim `dim` of a tensor of `sizes`.
-Rows counts_of(const Rows& parts, at::IntArrayRef sizes, int dim) {
-  const int64_t elements = product(sizes, 0, dim) * product(sizes, dim + 1, static_cast<int64_t>(sizes.size()));
-  Rows counts;
-  for (const int64_t rows : parts) counts.push_back(rows * elements);
-  return counts;
-}
-
-/// The parts[i] rows of dim `dim` of x, one part after another. x itself if it already has that order.
-at::Tensor pack(const at::Tensor& x, int dim, const Rows& parts) {
-  if (product(x.sizes(), 0, dim) == 1) return x.contiguous();
-  at::Tensor flat = at::empty({x.numel()}, x.options());
-  int64_t row = 0;
-  int64_t element = 0;
-  for (const int64_t rows : parts) {
-    const at::Tensor part = x.narrow(dim, row, rows);
-    flat.narrow(0, element, part.numel()).view(part.sizes()).copy_(part);
-    row += rows;
-    element += part.numel();
-  }
-  return flat;
-}
-
-/// The inverse: parts[i] rows of dim `dim` of a tensor of `shape`.
-at::Tensor unpack(const at::Tensor& flat, at::IntArrayRef shape, int dim, const Rows& parts) {
-  if (product(shape, 0, dim) == 1) return flat.view(shape);
-  std::vector<at::Tensor> views;
-  Rows part_shape = shape.vec();
-  int64_t element = 0;
-  for (const int64_t rows : parts) {
-    part_shape[dim] = rows;
-    const int64_t count = product(part_shape, 0, static_cast<int64_t>(part_shape.size()));
-    views.push_back(flat.narrow(0, element, count).view(part_shape));
-    element += count;
-  }
-  return at::cat(views, dim);
-}
-
-/// This coordinate's rows: a view.
-at::Tensor own_rows(const at::Tensor& x, int dim, const Rows& rows, int coord) {
-  return x.narrow(dim, sum_of({rows.data(), static_cast<size_t>(coord)}), rows[coord]);
-}
+ShardParts parts_before(const Cell& cell) { return {cell.from.dim(), cell.from_rows, cell.from.blocks()}; }
+ShardParts parts_after(const Cell& cell) { return {cell.to.dim(), cell.to_rows, cell.to.blocks()}; }
 
 at::Tensor empty_result(const at::Tensor& x, const Move& move) {
   return at::empty(shape_after(move.cell, x.sizes(), move.coord()), x.options());
@@ -128,7 +80,7 @@ at::Tensor all_reduce(const at::Tensor& x, const Move& move) {  // P -> R, P -> 
 
 at::Tensor reduce_scatter(const at::Tensor& x, const Move& move) {  // P -> S
   const int dim = move.cell.to.dim();
-  const at::Tensor in = pack(x, dim, move.cell.to_rows);
+  const at::Tensor in = pack(x, parts_after(move.cell));
   const at::Tensor out = empty_result(x, move);
   Rows counts;  // empty: equal parts, the fast path of communicators
   if (!are_equal(move.cell.to_rows)) counts = counts_of(move.cell.to_rows, x.sizes(), dim);
@@ -150,11 +102,11 @@ at::Tensor all_gather(const at::Tensor& x, const Move& move) {  // S -> R, S -> 
   const int dim = move.cell.from.dim();
   const Rows shape = shape_after(move.cell, x.sizes(), move.coord());
   const at::Tensor in = x.contiguous();
-  const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
+  const at::Tensor flat = at::empty({num_elements(shape)}, x.options());
   Rows counts;
   if (!are_equal(move.cell.from_rows)) counts = counts_of(move.cell.from_rows, shape, dim);
   run(move, all_gather_operation(buffer_of(in), buffer_of(flat), counts, move.axis.size(), move.call()));
-  return unpack(flat, shape, dim, move.cell.from_rows);
+  return unpack(flat, shape, parts_before(move.cell));
 }
 
 at::Tensor broadcast(const at::Tensor& x, const Move& move) {  // S(d; on k) -> R, I
@@ -164,22 +116,28 @@ at::Tensor broadcast(const at::Tensor& x, const Move& move) {  // S(d; on k) -> 
   return out;
 }
 
-at::Tensor all_to_all(const at::Tensor& x, const Move& move) {  // S -> S: another dim, or other sizes
+at::Tensor all_to_all(const at::Tensor& x, const Move& move) {  // S -> S: another dim, or other sizes or blocks
   const Exchange rows = exchange_of(move.cell, move.coord());
   const int send_dim = move.cell.to.dim();
   const int receive_dim = move.cell.from.dim();
   const Rows shape = shape_after(move.cell, x.sizes(), move.coord());
-  const at::Tensor in = pack(x, send_dim, rows.send);
-  const at::Tensor flat = at::empty({product(shape, 0, static_cast<int64_t>(shape.size()))}, x.options());
+  const bool is_recut = move.cell.is_recut();
+  const bool has_runs = is_recut && (move.cell.from.blocks() > 1 || move.cell.to.blocks() > 1);
+  const at::Tensor in = has_runs   ? pack_runs(x, send_dim, rows.sent_runs)
+                        : is_recut ? pack(x, {send_dim, rows.send})
+                                   : pack(x, parts_after(move.cell));
+  const at::Tensor flat = at::empty({num_elements(shape)}, x.options());
   Rows send_counts;
   Rows receive_counts;
-  if (!are_equal(move.cell.from_rows) || !are_equal(move.cell.to_rows)) {  // every rank decides alike
+  if (is_recut || !are_equal(move.cell.from_rows) || !are_equal(move.cell.to_rows)) {  // every rank decides alike
     send_counts = counts_of(rows.send, x.sizes(), send_dim);
     receive_counts = counts_of(rows.receive, shape, receive_dim);
   }
   run(move,
       all_to_all_operation(buffer_of(in), buffer_of(flat), send_counts, receive_counts, move.axis.size(), move.call()));
-  return unpack(flat, shape, receive_dim, rows.receive);
+  if (has_runs) return unpack_runs(flat, shape, receive_dim, rows.received_runs);
+  if (is_recut) return unpack(flat, shape, {receive_dim, rows.receive});
+  return unpack(flat, shape, parts_before(move.cell));
 }
 
 at::Tensor send_recv(const at::Tensor& x, const Move& move) {  // S(d; on i) -> S(e; on j)
@@ -199,7 +157,8 @@ at::Tensor send_recv(const at::Tensor& x, const Move& move) {  // S(d; on i) -> 
 
 at::Tensor pad(const at::Tensor& x, const Move& move) {  // S -> P
   const at::Tensor out = at::zeros(shape_after(move.cell, x.sizes(), move.coord()), x.options());
-  own_rows(out, move.cell.from.dim(), move.cell.from_rows, move.coord()).copy_(x);
+  const at::Tensor own = own_rows(out, parts_before(move.cell), move.coord());
+  own.copy_(x.view(own.sizes()));
   return out;
 }
 
@@ -215,7 +174,8 @@ at::Tensor table(const at::Tensor& x, const Move& move) {
   if (move.cell.is_same_data()) return x;
   if (from.is_whole()) {  // R, I
     if (to.is_partial()) return keep_on_0(x, move);
-    return own_rows(x, to.dim(), move.cell.to_rows, move.coord());
+    const at::Tensor own = own_rows(x, parts_after(move.cell), move.coord());
+    return to.blocks() == 1 ? own : own.reshape(shape_after(move.cell, x.sizes(), move.coord()));
   }
   if (from.is_partial()) {  // P
     if (to.is_whole()) return all_reduce(x, move);

@@ -17,7 +17,7 @@ namespace caravan {
 ///           axis.size(). Never written; may be non-contiguous. On a record world it may be a meta tensor.
 ///   returns S->R, S->I: [.., D, ..]; R->S, I->S: [.., D/n, ..]; S->P: [.., D, ..], zero outside its rows; else the
 ///           shape of x. If n == 1 or the placement is the same: x itself. Treat it as read-only: it shares memory with
-///           x wherever nothing moves (slices, R <-> I, what coordinate 0 or an owner keeps).
+///           x wherever nothing moves (slices, except blocked ones, R <-> I, what coordinate 0 or an owner keeps).
 ///   sends   see redistribute_bytes: S->R, S->I: (n-1)x; P->S, S->S: (n-1)/n x; P->R, P->I: 2(n-1)/n x; else nothing.
 ///           With an owner: S->R is a broadcast, P->S a reduce, owner to owner a send.
 ///   grad    by the law; itself differentiable. Under no_grad R and I are the same. Every rank must take part in the

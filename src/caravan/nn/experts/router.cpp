@@ -59,7 +59,7 @@ std::vector<double> Router::take_counted() {
 }
 
 Tensors Router::forward(Tensors inputs, const ForwardContext& context) {
-  static const OpType kScores{"bsf,ef->bse", "", {{0}, {1}}};
+  static const OpType kScores{"bsf,ef->bse", "", {{0, 1}}};
   static const OpType kGates{"bse->bse", "e"};  // from scores to choices
   const at::Tensor& x = inputs.at(0);
   const at::Tensor logits = linear(x, weight_);
