@@ -10,6 +10,7 @@
 
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/engine.h"
+#include "caravan/redistribute/piece.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -104,12 +105,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 /// This rank's piece of `whole`.
 inline at::Tensor piece_of(const at::Tensor& whole, const Layout& layout, const Mesh& mesh) {
-  const Box box = local_box(whole.sizes().vec(), layout, mesh);
-  at::Tensor piece = whole;
-  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    piece = piece.narrow(dim, box.offset[static_cast<size_t>(dim)], box.size[static_cast<size_t>(dim)]);
-  }
-  return piece.contiguous();
+  return caravan::piece_of(whole, local_boxes(whole.sizes().vec(), layout, mesh)).contiguous();
 }
 
 }  // namespace caravan::testing

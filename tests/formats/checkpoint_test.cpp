@@ -34,7 +34,8 @@ const CheckpointInfo kInfo{.step = 5,
 Whole tensors() {
   Whole all;
   const at::Tensor base = at::arange(12 * 24, at::kFloat).view({12, 24}).mul(0.37).sub(9).sin();
-  for (const char* name : {"all", "rows", "columns", "uneven", "cut_twice", "both"}) all[name] = base + all.size();
+  for (const char* name : {"all", "rows", "columns", "uneven", "cut_twice", "both", "blocked", "twice_blocked"})
+    all[name] = base + all.size();
   all["vector"] = base.select(1, 3).clone();
   all["scalar"] = base[2][3].clone();
   all["cube"] = base.view({12, 4, 6}).clone();
@@ -49,11 +50,17 @@ std::vector<int64_t> uneven(int n) {
 /// Layouts of a [12, 24] tensor on a mesh, one of each kind.
 std::vector<Layout> layouts(const Axes& axes) {
   const int n = axes.front().size;
-  std::vector<Layout> all{{}, {{"dp", Shard{0}}}, {{"dp", Shard{1}}}, {{"dp", Shard{.dim = 0, .sizes = uneven(n)}}}};
+  std::vector<Layout> all{{},
+                          {{"dp", Shard{0}}},
+                          {{"dp", Shard{1}}},
+                          {{"dp", Shard{.dim = 0, .sizes = uneven(n)}}},
+                          {{"dp", Shard{.dim = 1, .sizes = uneven(n), .blocks = 2}}}};
   if (axes.size() > 1) {
     all.push_back({{"tp", Shard{0}}});
     all.push_back({{"dp", Shard{0}}, {"tp", Shard{1}}});
     all.push_back({{"tp", Shard{0}}, {"dp", Shard{0}}});
+    all.push_back({{"tp", Shard{.dim = 0, .blocks = 3}}, {"dp", Shard{.dim = 0, .sizes = {5, 1}}}});
+    all.push_back({{"tp", Shard{.dim = 0, .blocks = 3}}, {"dp", Shard{.dim = 1, .blocks = 4}}});
   }
   return all;
 }
@@ -90,7 +97,7 @@ TEST(Checkpoint, EveryLayoutIsReadInEveryOtherBitForBit) {
           for (const Layout& layout : tensor.dim() == 2 ? layouts(readers) : std::vector<Layout>{{}}) {
             const CheckpointPiece wanted = piece_of(name, tensor, layout, mesh);
             at::Tensor out = at::full_like(wanted.tensor, -7);
-            reader.read(name, wanted.box, out);
+            reader.read(name, wanted.boxes, out);
             EXPECT_TRUE(at::equal(out, wanted.tensor)) << name << " as " << layout.to_string() << ", " << mesh.where();
           }
         }
@@ -189,7 +196,7 @@ TEST(Checkpoint, AFailedWriteOnOneRankFailsTheSave) {
       std::vector<CheckpointPiece> pieces = invariant_pieces(saved, mesh);
       // A shard of 2^60 bytes, which no disk can hold.
       if (mesh.rank() == failing) {
-        for (CheckpointPiece& piece : pieces) piece.box.size = {int64_t{1} << 58};
+        for (CheckpointPiece& piece : pieces) piece.boxes.front().global.size = {int64_t{1} << 58};
       }
       messages[mesh.rank()] =
           message_of<ResourceError>([&] { save_checkpoint(run.path(), kInfo, pieces, mesh.world(), 2); });
@@ -248,7 +255,7 @@ TEST(Checkpoint, AFailedBackgroundWriteIsAnErrorOnEveryRank) {
     BackgroundSave background(mesh.world());
     std::vector<CheckpointPiece> pieces = invariant_pieces(saved, mesh);
     if (mesh.rank() == 1) {
-      for (CheckpointPiece& piece : pieces) piece.box.size = {int64_t{1} << 58};
+      for (CheckpointPiece& piece : pieces) piece.boxes.front().global.size = {int64_t{1} << 58};
     }
     background.begin(run.path(), kInfo, pieces);
     messages[mesh.rank()] = message_of<ResourceError>([&] {

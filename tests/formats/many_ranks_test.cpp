@@ -99,7 +99,7 @@ TEST(ManyRanks, TheirCheckpointIsReadByTwoRanks) {
       const Layout rows = tensor.dim() == 0 ? Layout{} : Layout{{"dp", Shard{0}}};
       const CheckpointPiece wanted = piece_of(name, tensor, rows, mesh);
       at::Tensor out = at::full_like(wanted.tensor, -7);
-      reader.read(name, wanted.box, out);
+      reader.read(name, wanted.boxes, out);
       EXPECT_TRUE(at::equal(out, wanted.tensor)) << name;
     }
   });

@@ -10,6 +10,7 @@
 #include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
 #include "caravan/mesh/mesh.h"
+#include "caravan/redistribute/piece.h"
 
 namespace caravan::testing {
 
@@ -28,20 +29,12 @@ inline void on_ranks(const std::vector<AxisSize>& axes, const std::function<void
                    {.timeout = std::chrono::seconds(20)});
 }
 
-inline at::Tensor cut(const at::Tensor& whole, const Box& box) {
-  at::Tensor piece = whole;
-  for (size_t d = 0; d < box.size.size(); ++d) {
-    piece = piece.narrow(static_cast<int64_t>(d), box.offset[d], box.size[d]);
-  }
-  return piece.contiguous();
-}
-
 /// This rank's piece of `whole` in a layout.
 inline CheckpointPiece piece_of(const std::string& name, const at::Tensor& whole, const Layout& layout,
                                 const Mesh& mesh) {
   Parameter parameter(name, {.shape = whole.sizes().vec()});
   const Layout all = layout.completed(mesh, Invariant{});
-  parameter.set_sharded(cut(whole, local_box(whole.sizes().vec(), all, mesh, name)), all);
+  parameter.set_sharded(caravan::piece_of(whole, local_boxes(whole.sizes().vec(), all, mesh, name)).contiguous(), all);
   return checkpoint_piece(name, parameter, parameter.sharded(), mesh);
 }
 

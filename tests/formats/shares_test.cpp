@@ -66,7 +66,7 @@ void expect_read_back(const fs::path& folder, const Whole& whole) {
         for (const Layout& layout : layouts) {
           const CheckpointPiece wanted = piece_of(name, tensor, layout, mesh);
           at::Tensor out = at::full_like(wanted.tensor, -7);
-          reader.read(name, wanted.box, out);
+          reader.read(name, wanted.boxes, out);
           EXPECT_TRUE(at::equal(out, wanted.tensor)) << name << " as " << layout.to_string() << ", " << mesh.where();
         }
       }

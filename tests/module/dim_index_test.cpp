@@ -72,6 +72,9 @@ TEST(DimIndex, OfASliceAreThoseElements) {
     }
   }
   EXPECT_EQ(DimIndex().slice(2, 3, 9), DimIndex(2, 3, 9));
+  const std::vector<RowRun> runs{{4, 3}, {1, 2}};
+  EXPECT_EQ(index.slices(runs, 7), DimIndex({{3, 3}, {11, 2}}, 20));
+  EXPECT_EQ(DimIndex().slices(runs, 9), DimIndex({{4, 3}, {1, 2}}, 9));
   EXPECT_THROW(index.slice(5, 3, 7), ShapeError);
   EXPECT_THROW(index.slice(0, 1, 6), ShapeError);
 }
@@ -85,6 +88,9 @@ TEST(DimIndex, OfALayoutIsThisRanksPiece) {
     const auto tp = static_cast<size_t>(mesh["tp"].coord());
     EXPECT_EQ(DimIndex::of({4, 5}, 0, layout, mesh), DimIndex(2 * mesh["dp"].coord(), 2, 4));
     EXPECT_EQ(DimIndex::of({4, 5}, 1, layout, mesh), DimIndex(first[tp], count[tp], 5));
+    const Layout blocked{{"tp", Shard{.dim = 0, .blocks = 2}}};
+    const int64_t at = 2 * mesh["tp"].coord();
+    EXPECT_EQ(DimIndex::of({12}, 0, blocked, mesh), DimIndex({{at, 2}, {6 + at, 2}}, 12));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "caravan/comm/record.h"
 #include "caravan/models/model.h"
 #include "caravan/nn/loss/ignored_label.h"
+#include "caravan/redistribute/piece.h"
 #include "caravan/redistribute/redistribute.h"
 #include "tests/module/small_model.h"
 #include "tests/redistribute/denote.h"
@@ -38,6 +39,19 @@ Plan column_row() {
                     .outputs = {tp(kI)}}}};
 }
 
+Layout blocked(int dim, int blocks, std::vector<int64_t> sizes = {}) {
+  return tp(Shard{.dim = dim, .sizes = std::move(sizes), .blocks = blocks});
+}
+
+/// The 12 hidden units are 3 blocks of 4, each cut, as those of query, key and value in one weight.
+Plan blocked_columns(const std::vector<int64_t>& sizes = {}) {
+  Plan plan = column_row();
+  plan.name = sizes.empty() ? "blocked_columns" : "blocked_columns_unevenly";
+  plan.rows[1].parameters = {{"weight", blocked(0, 3, sizes)}, {"bias", blocked(0, 3, sizes)}};
+  plan.rows[2].parameters[0].sharded = blocked(1, 3, sizes);
+  return plan;
+}
+
 /// The norm takes the stream as R, while the residual takes the same tensor as I.
 Plan replicated_norm() {
   Plan plan = column_row();
@@ -54,6 +68,18 @@ Plan sequence_parallel() {
   plan.rows.push_back({.pattern = "embedding", .outputs = {tp(shard(1))}});
   plan.rows.push_back({.pattern = "*.norm", .parameters = {{"weight", tp(kI), tp(kR)}}});
   plan.inputs = {tp(kI), tp(shard(1))};
+  return plan;
+}
+
+/// The same with every second position on each rank.
+Plan blocked_sequence() {
+  Plan plan = sequence_parallel();
+  plan.name = "blocked_sequence";
+  const Layout blocks = blocked(1, 2);
+  for (Plan::Row& row : plan.rows) {
+    for (auto& output : row.outputs) output = output && *output == tp(shard(1)) ? blocks : output;
+  }
+  plan.inputs = {tp(kI), blocks};
   return plan;
 }
 
@@ -133,10 +159,7 @@ void materialise(Module& model, const AppliedPlan& applied, const Mesh& mesh) {
 }
 
 at::Tensor piece(const at::Tensor& x, const Layout& layout, const Mesh& mesh) {
-  const Box box = local_box(x.sizes().vec(), layout, mesh);
-  at::Tensor part = x;
-  for (int64_t dim = 0; dim < x.dim(); ++dim) part = part.narrow(dim, box.offset[dim], box.size[dim]);
-  return part;
+  return piece_of(x, local_boxes(x.sizes().vec(), layout, mesh));
 }
 
 using Named = std::map<std::string, at::Tensor>;
@@ -224,6 +247,9 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, PlanOnRanks,
     ::testing::Values(PlanCase{column_row(), {{"tp", 1}}}, PlanCase{column_row(), {{"tp", 2}}},
                       PlanCase{column_row(), {{"tp", 4}}}, PlanCase{column_row(), {{"dp", 2}, {"tp", 2}}},
+                      PlanCase{blocked_columns(), {{"tp", 2}}}, PlanCase{blocked_columns(), {{"tp", 4}}},
+                      PlanCase{blocked_columns({3, 1}), {{"dp", 2}, {"tp", 2}}},
+                      PlanCase{blocked_sequence(), {{"tp", 2}}}, PlanCase{blocked_sequence(), {{"tp", 1}}},
                       PlanCase{replicated_norm(), {{"tp", 2}}}, PlanCase{sequence_parallel(), {{"tp", 1}}},
                       PlanCase{sequence_parallel(), {{"tp", 2}}}, PlanCase{sequence_parallel(), {{"tp", 4}}},
                       PlanCase{sequence_parallel(), {{"tp", 2}, {"dp", 2}}},

@@ -40,7 +40,7 @@ std::vector<Line> parameter_lines(const Module& model, const Strategy& strategy,
   int64_t total = 0;
   for (const Parameter* parameter : model.parameters()) {
     const auto& [rest, leaf] = strategy.layouts.at(parameter->name());
-    const Box box = local_box(parameter->global_shape(), rest, mesh, parameter->name());
+    const Box box{{}, local_shape(parameter->global_shape(), rest, mesh, parameter->name())};
     const int64_t bytes = 4 * box.num_elements();
     total += bytes;
     lines.push_back({parameter->name(), shape_of(parameter->global_shape()), rest.to_string(),

@@ -194,9 +194,9 @@ void Engine::take_values(const Slot& slot) {
     if (is_copy) state_.values.write(slot.sharded_offset, piece);
   };
   if (!parameter.sharded().defined()) {
-    const Box box = local_box(parameter.global_shape(), layouts.sharded, mesh_, parameter.name());
     if (options_.initialise && !piece.is_meta() && piece.numel() > 0) {
-      initialise(piece, parameter, box, options_.seed);
+      initialise(piece, parameter, local_boxes(parameter.global_shape(), layouts.sharded, mesh_, parameter.name()),
+                 options_.seed);
       finish();
     }
     return;

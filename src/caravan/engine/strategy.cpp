@@ -27,7 +27,7 @@ Layout planned(const Layout& plan, const Layout& layout) {
 
 /// Rows of dim 0 that this rank holds of the sharded parameter.
 int64_t sharded_rows(const Parameter& parameter, const ParameterLayouts& layouts, const Mesh& mesh) {
-  return local_box(parameter.global_shape(), layouts.sharded, mesh, parameter.name()).size.front();
+  return local_shape(parameter.global_shape(), layouts.sharded, mesh, parameter.name()).front();
 }
 
 /// Cuts consecutive parameters of a buffer into n parts that are equal up to a row. Returns the rows of each part for
@@ -236,7 +236,7 @@ void shard_at_rows(Strategy& strategy, const Mesh& mesh, const std::string& axis
       for (const Parameter* parameter : set) {
         const ParameterLayouts& layouts = strategy.layouts.at(parameter->name());
         const Layout whole = layouts.sharded.moved(axis, Invariant{});
-        const Box box = local_box(parameter->global_shape(), whole, mesh, parameter->name());
+        const Box box{{}, local_shape(parameter->global_shape(), whole, mesh, parameter->name())};
         const int64_t rows = box.size.front();
         rows_and_row.emplace_back(rows, rows == 0 ? 0 : box.num_elements() / rows);
       }

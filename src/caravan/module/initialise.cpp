@@ -5,11 +5,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
 #include "caravan/base/runs.h"
+#include "caravan/redistribute/piece.h"
 
 namespace caravan {
 namespace {
@@ -57,6 +59,17 @@ void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, u
     case Init::Kind::zeros: piece.fill_(0); break;
     case Init::Kind::ones: piece.fill_(1); break;
     case Init::Kind::normal: fill_normal(piece, RandomStream(seed, parameter.whole_name()), parameter, whole); break;
+  }
+}
+
+void initialise(at::Tensor& piece, const Parameter& parameter, const std::vector<PieceBox>& boxes, uint64_t seed) {
+  if (boxes.size() == 1) return initialise(piece, parameter, boxes.front().global, seed);
+  const at::NoGradGuard no_grad;
+  for (const PieceBox& box : boxes) {
+    at::Tensor part = part_of(piece, box);
+    at::Tensor values = part.is_contiguous() ? part : at::empty(part.sizes(), part.options());
+    initialise(values, parameter, box.global, seed);
+    if (!values.is_same(part)) part.copy_(values);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -12,5 +13,7 @@ namespace caravan {
 /// initial values: element i (row-major in the global tensor) depends only on (seed, name, i). A tile has those of its
 /// rows in the tensor from which it is cut.
 void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed);
+/// The same for a piece of several boxes.
+void initialise(at::Tensor& piece, const Parameter& parameter, const std::vector<PieceBox>& boxes, uint64_t seed);
 
 }  // namespace caravan

@@ -185,11 +185,13 @@ void Module::materialise(const Mesh& mesh, const std::map<std::string, Layout>& 
     const auto given = layouts.find(parameter->name());
     const Layout layout =
         given == layouts.end() ? Layout::all(mesh, Invariant{}) : given->second.completed(mesh, Invariant{});
-    const Box box = local_box(parameter->global_shape(), layout, mesh, parameter->name());
+    const std::vector<int64_t> shape = local_shape(parameter->global_shape(), layout, mesh, parameter->name());
     at::Tensor piece = options.allocate
-                           ? options.allocate(*parameter, box.size)
-                           : at::empty(box.size, at::TensorOptions().dtype(at::kFloat).device(options.device));
-    if (options.initialise && !piece.is_meta()) initialise(piece, *parameter, box, options.seed);
+                           ? options.allocate(*parameter, shape)
+                           : at::empty(shape, at::TensorOptions().dtype(at::kFloat).device(options.device));
+    if (options.initialise && !piece.is_meta()) {
+      initialise(piece, *parameter, local_boxes(parameter->global_shape(), layout, mesh), options.seed);
+    }
     parameter->set_sharded(piece.detach().requires_grad_(parameter->requires_grad()), layout);
   }
 }

@@ -108,7 +108,7 @@ class Module {
   };
   /// Allocates the sharded parameter of every slot of the tree: parameter `name` laid out as layouts[name], else `all
   /// I`, with the initial values of its Init. Throws UsageError for a layout whose name no parameter has, ShapeError as
-  /// local_box.
+  /// local_shape.
   void materialise(const Mesh& mesh, const std::map<std::string, Layout>& layouts, const MaterialiseOptions& options);
 
  protected:

@@ -64,6 +64,11 @@ Box Parameter::in_whole(Box box) const {
                        "", ""});
 }
 
+std::vector<PieceBox> Parameter::in_whole(std::vector<PieceBox> boxes) const {
+  for (PieceBox& box : boxes) box.global = in_whole(std::move(box.global));
+  return boxes;
+}
+
 void Parameter::set_requires_grad(bool requires_grad) {
   requires_grad_ = requires_grad;
   for (at::Tensor* tensor : {&sharded_, &unsharded_}) {

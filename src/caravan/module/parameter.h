@@ -76,6 +76,7 @@ class Parameter {
   const std::vector<int64_t>& whole_shape() const noexcept { return tile_of_ ? tile_of_->shape : spec_.shape; }
   /// A box of this tensor as a box of that one. Throws InternalError if it has rows of several parts.
   Box in_whole(Box box) const;
+  std::vector<PieceBox> in_whole(std::vector<PieceBox> boxes) const;
 
   bool requires_grad() const noexcept { return requires_grad_; }
   void set_requires_grad(bool requires_grad);

@@ -136,13 +136,14 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
 void CaseRun::fill(uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const Parameter* parameter : model_.parameters()) {
-    const Box box =
-        local_box(parameter->global_shape(), parameter->sharded_layout(), engine_.mesh(), parameter->name());
-    if (box.num_elements() == 0) continue;
-    at::Tensor piece = at::empty(box.size, engine_.state().values.options());
+    const Layout& layout = parameter->sharded_layout();
+    at::Tensor piece = at::empty(local_shape(parameter->global_shape(), layout, engine_.mesh(), parameter->name()),
+                                 engine_.state().values.options());
+    if (piece.numel() == 0) continue;
     const Parameter random(parameter->whole_name(),
                            {.shape = parameter->whole_shape(), .init = {Init::Kind::normal, kStd}});
-    initialise(piece, random, parameter->in_whole(box), seed);
+    initialise(piece, random, parameter->in_whole(local_boxes(parameter->global_shape(), layout, engine_.mesh())),
+               seed);
     if (parameter->spec().init.kind == Init::Kind::ones) piece.add_(1);
     engine_.state().layout.write(engine_.state().values, *parameter, piece);
   }

@@ -75,8 +75,9 @@ Worst worst_of(ParallelModel& model, const Gradients& want, int& num_parameters)
     const auto found = want.find(parameter->name());
     if (found == want.end()) continue;
     ++num_parameters;
-    const Box box = local_box(parameter->global_shape(), parameter->sharded_layout(), model.mesh(), parameter->name());
-    const at::Tensor b = piece_of(found->second, box).to(at::kDouble);
+    const std::vector<PieceBox> boxes =
+        local_boxes(parameter->global_shape(), parameter->sharded_layout(), model.mesh(), parameter->name());
+    const at::Tensor b = piece_of(found->second, boxes).to(at::kDouble);
     if (b.numel() == 0) continue;
     const FlatState& flat = model.engine().state();
     const at::Tensor a = flat.layout.read(flat.gradients, *parameter).to(at::kDouble).view(b.sizes());

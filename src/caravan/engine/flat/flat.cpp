@@ -18,7 +18,7 @@ std::vector<int64_t> unsharded_shape_of(const Parameter& parameter, const Layout
   for (const auto& [axis, placement] : leaf.entries()) {
     if (placement.is_shard()) entries.emplace_back(axis, placement);
   }
-  return local_box(parameter.global_shape(), Layout(std::move(entries)), mesh, parameter.name()).size;
+  return local_shape(parameter.global_shape(), Layout(std::move(entries)), mesh, parameter.name());
 }
 
 /// How one axis cuts the unsharded buffer of a bucket: major axes cut first.
@@ -48,7 +48,7 @@ void cut(Stretch& stretch, Level& level, const Placement& shard, const Parameter
   size_t last = level.last;
   for (size_t k = 0; k < rows.size(); ++k) {
     if (rows[k] == 0) continue;
-    if (shard.dim() != 0 || k < level.last) {
+    if (shard.dim() != 0 || k < level.last || shard.blocks() > 1) {
       throw LayoutError(
           {"flat", parameter.name(),
            fmt::format("is sharded {} on axis {}: its group is not one contiguous part for each coordinate",
@@ -135,7 +135,7 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
   for (Parameter* parameter : parameters) {
     const ParameterLayouts& layouts = layouts_of(strategy, *parameter);
     Slot slot{.parameter = parameter, .bucket = bucket.index};
-    slot.sharded_shape = local_box(parameter->global_shape(), layouts.sharded, mesh, parameter->name()).size;
+    slot.sharded_shape = local_shape(parameter->global_shape(), layouts.sharded, mesh, parameter->name());
     slot.unsharded_shape = unsharded_shape_of(*parameter, layouts.unsharded, mesh);
     slot.unsharded_offset = bucket.unsharded_count;
     const int64_t count = slot.unsharded_count();

@@ -19,9 +19,9 @@ namespace caravan {
 /// on the axes that do not cut the tensor; exactly one of them writes it. A piece without elements is not written.
 struct CheckpointPiece {
   std::string name;
-  std::vector<int64_t> shape;  ///< global
-  Box box;
-  at::Tensor tensor;                   ///< contiguous, of shape box.size
+  std::vector<int64_t> shape;          ///< global
+  std::vector<PieceBox> boxes;         ///< what it consists of: several for a blocked shard
+  at::Tensor tensor;                   ///< contiguous
   std::function<at::Tensor()> read{};  ///< if set, `tensor` has no memory, and this reads it
   int replica = 0;
   int num_replicas = 1;
@@ -33,6 +33,9 @@ struct CheckpointPiece {
 /// own data: they form one tensor with an additional dim 0.
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh, const std::string& own_axis = "");
+
+/// A box of the data of one coordinate in a tensor with an additional dim 0 for the coordinates.
+PieceBox of_coordinate(PieceBox box, int64_t coord);
 
 struct SavedCheckpoint {
   std::filesystem::path folder;
@@ -70,6 +73,8 @@ class CheckpointReader {
   /// Fills `out` with `box` of tensor `name` from the shards that hold parts of it. `out` is contiguous, on the CPU,
   /// and has the dtype of the tensor.
   void read(const std::string& name, const Box& box, at::Tensor out);
+  /// The same for a piece, which may be strided.
+  void read(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out);
 
  private:
   struct Shards;

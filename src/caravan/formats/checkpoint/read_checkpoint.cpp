@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -11,6 +12,7 @@
 #include "caravan/formats/checkpoint/shard_copy.h"
 #include "caravan/formats/checkpoint/verify.h"
 #include "caravan/formats/safetensors/safetensors.h"
+#include "caravan/redistribute/piece.h"
 
 namespace caravan {
 namespace {
@@ -97,6 +99,19 @@ void CheckpointReader::read(const std::string& name, const Box& box, at::Tensor 
   for (const ManifestPiece& piece : tensor.pieces) {
     if (!overlaps(piece.box, box)) continue;  // its shard need not be opened
     copy_overlap(piece.box, bytes_of(name, tensor, piece), box, target, static_cast<int64_t>(out.element_size()));
+  }
+}
+
+void CheckpointReader::read(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out) {
+  for (const PieceBox& box : boxes) {
+    const at::Tensor part = boxes.size() == 1 ? out : part_of(out, box);
+    if (part.is_contiguous()) {
+      read(name, box.global, part);
+      continue;
+    }
+    const at::Tensor values = at::empty(part.sizes(), part.options());
+    read(name, box.global, values);
+    part.copy_(values);
   }
 }
 

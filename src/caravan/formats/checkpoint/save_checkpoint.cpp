@@ -16,6 +16,7 @@
 #include "caravan/formats/checkpoint/publish.h"
 #include "caravan/formats/checkpoint/save_steps.h"
 #include "caravan/formats/safetensors/safetensors.h"
+#include "caravan/redistribute/piece.h"
 
 namespace caravan {
 namespace {
@@ -27,6 +28,11 @@ int64_t global_bytes(const CheckpointPiece& piece) {
   const Box whole{std::vector<int64_t>(piece.shape.size(), 0), piece.shape};
   return whole.num_elements() * static_cast<int64_t>(piece.tensor.element_size());
 }
+
+struct StoredBox {
+  const CheckpointPiece* piece;
+  const PieceBox* box;
+};
 
 }  // namespace
 
@@ -51,32 +57,43 @@ std::string write_shard(const fs::path& folder, const std::vector<const Checkpoi
                         const std::stop_token& stop) {
   json report{{"pieces", json::array()}};
   std::vector<SafetensorsSpec> specs;
-  std::map<std::string, const CheckpointPiece*> by_name;
+  std::map<std::string, StoredBox> by_name;
   for (const CheckpointPiece* piece : pieces) {
-    // An empty piece carries no information, unless the tensor has no elements at all.
-    if (piece->box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
-    const Dtype dtype = to_dtype(piece->tensor.scalar_type());
-    // Further pieces of a tensor, of which this rank has several tiles, are stored under their place in it.
-    const bool is_first = !by_name.contains(piece->name) || piece->box.num_elements() == 0;
-    const std::string key = is_first ? piece->name : fmt::format("{}@{}", piece->name, join(piece->box.offset));
-    report["pieces"].push_back({{"name", piece->name},
-                                {"key", is_first ? "" : key},
-                                {"shape", piece->shape},
-                                {"dtype", safetensors_name(dtype)},
-                                {"offset", piece->box.offset},
-                                {"size", piece->box.size}});
-    if (piece->box.num_elements() == 0) continue;
-    specs.push_back({key, dtype, piece->box.size});
-    by_name[key] = piece;
+    for (const PieceBox& each : piece->boxes) {
+      const Box& box = each.global;
+      // An empty piece carries no information, unless the tensor has no elements at all.
+      if (box.num_elements() == 0 && global_bytes(*piece) != 0) continue;
+      const Dtype dtype = to_dtype(piece->tensor.scalar_type());
+      // Further boxes of a tensor, of which this rank has several tiles or blocks, are stored under their place in it.
+      const bool is_first = !by_name.contains(piece->name) || box.num_elements() == 0;
+      const std::string key = is_first ? piece->name : fmt::format("{}@{}", piece->name, join(box.offset));
+      report["pieces"].push_back({{"name", piece->name},
+                                  {"key", is_first ? "" : key},
+                                  {"shape", piece->shape},
+                                  {"dtype", safetensors_name(dtype)},
+                                  {"offset", box.offset},
+                                  {"size", box.size}});
+      if (box.num_elements() == 0) continue;
+      specs.push_back({key, dtype, box.size});
+      by_name[key] = {piece, &each};
+    }
   }
   if (specs.empty()) return report.dump();
   const std::string name = fmt::format("rank_{:05}.safetensors", rank);
   OutputFile file(folder / name, "checkpoint");
   SafetensorsWriter writer(file, std::move(specs));
+  const CheckpointPiece* last = nullptr;
+  at::Tensor whole;  // of the last piece, of which one box follows another
   for (const std::string& tensor : writer.names()) {
     if (stop.stop_requested()) throw ResourceError({"checkpoint", name, "was given up", "", ""});
-    const CheckpointPiece& piece = *by_name.at(tensor);
-    const at::Tensor data = piece.read ? piece.read() : piece.tensor;
+    const auto& [piece, box] = by_name.at(tensor);
+    if (piece != last) {
+      whole = at::Tensor();  // free before the next one is read
+      whole = piece->read ? piece->read() : piece->tensor;
+      last = piece;
+    }
+    const bool is_all = piece->boxes.size() == 1;
+    const at::Tensor data = is_all ? whole : part_of(whole.view(piece->tensor.sizes()), *box).contiguous();
     writer.append(tensor, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
   }
   writer.finish();
@@ -151,12 +168,19 @@ std::vector<MeshAxis> replica_axes(const Layout& layout, const Mesh& mesh) {
 
 }  // namespace
 
+PieceBox of_coordinate(PieceBox box, int64_t coord) {
+  box.global.offset.insert(box.global.offset.begin(), coord);
+  box.global.size.insert(box.global.size.begin(), 1);
+  box.local_offset.insert(box.local_offset.begin(), 0);
+  return box;
+}
+
 CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, const at::Tensor& tensor,
                                  const Mesh& mesh, const std::string& own_axis) {
   CheckpointPiece piece{.name = std::move(name),
                         .shape = parameter.whole_shape(),
-                        .box = parameter.in_whole(
-                            local_box(parameter.global_shape(), parameter.sharded_layout(), mesh, parameter.name())),
+                        .boxes = parameter.in_whole(
+                            local_boxes(parameter.global_shape(), parameter.sharded_layout(), mesh, parameter.name())),
                         .tensor = tensor};
   for (const MeshAxis& axis : replica_axes(parameter.sharded_layout(), mesh)) {
     if (axis.name() == own_axis) continue;
@@ -167,8 +191,7 @@ CheckpointPiece checkpoint_piece(std::string name, const Parameter& parameter, c
   if (own_axis.empty()) return piece;
   const MeshAxis& axis = mesh[own_axis];
   piece.shape.insert(piece.shape.begin(), axis.size());
-  piece.box.offset.insert(piece.box.offset.begin(), axis.coord());
-  piece.box.size.insert(piece.box.size.begin(), 1);
+  for (PieceBox& box : piece.boxes) box = of_coordinate(std::move(box), axis.coord());
   piece.tensor = piece.tensor.unsqueeze(0);
   return piece;
 }

@@ -9,15 +9,16 @@ namespace {
 
 using Spread = StatePiece::Spread;
 
-Box whole_box(const at::Tensor& tensor) {
-  return {std::vector<int64_t>(static_cast<size_t>(tensor.dim()), 0), tensor.sizes().vec()};
+std::vector<PieceBox> whole_boxes(const at::Tensor& tensor) {
+  const std::vector<int64_t> start(static_cast<size_t>(tensor.dim()), 0);
+  return {{{start, tensor.sizes().vec()}, start}};
 }
 
 /// A piece that this rank alone writes.
 CheckpointPiece whole_piece(const StatePiece& piece) {
   return {.name = piece.name,
           .shape = piece.tensor.sizes().vec(),
-          .box = whole_box(piece.tensor),
+          .boxes = whole_boxes(piece.tensor),
           .tensor = piece.tensor.contiguous()};
 }
 
@@ -112,7 +113,7 @@ void StateReader::read_piece(const StatePiece& piece) {
   const bool is_there = found != saved_.end();
   if (piece.spread == Spread::on_axis) {
     if (!is_there || found->second != piece.tensor.sizes().vec()) return;  // starts anew
-    fill(piece.name, whole_box(piece.tensor), piece.tensor);
+    reader_.read(piece.name, whole_boxes(piece.tensor), piece.tensor);
   } else if (piece.parameter != nullptr) {
     if (piece.read) {
       StatePiece copy = piece;
@@ -128,7 +129,7 @@ void StateReader::read_piece(const StatePiece& piece) {
     read_parts(piece, is_there ? num_parts(piece, found->second).value_or(0) : 0, is_there);
   } else {
     if (!is_there) return;
-    fill(piece.name, whole_box(piece.tensor), piece.tensor);
+    reader_.read(piece.name, whole_boxes(piece.tensor), piece.tensor);
   }
   if (piece.loaded) piece.loaded();
 }
@@ -137,8 +138,8 @@ void StateReader::read_piece(const StatePiece& piece) {
 void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_there) {
   const Parameter& parameter = *piece.parameter;
   const at::Tensor& own = piece.tensor;
-  Box box =
-      parameter.in_whole(local_box(parameter.global_shape(), parameter.sharded_layout(), mesh_, parameter.name()));
+  const std::vector<PieceBox> boxes =
+      parameter.in_whole(local_boxes(parameter.global_shape(), parameter.sharded_layout(), mesh_, parameter.name()));
   const bool has_parts = piece.spread == Spread::per_coordinate;
   const bool sums = has_parts && piece.combine == StatePiece::Combine::sum;
   const int coord = has_parts ? mesh_[piece.axis].coord() : 0;
@@ -146,25 +147,20 @@ void StateReader::read_parts(const StatePiece& piece, int64_t parts, bool is_the
     own.zero_();
     return;
   }
-  if (parts == 0) return fill(piece.name, box, own);
-  box.offset.insert(box.offset.begin(), coord);
-  box.size.insert(box.size.begin(), 1);
-  if (has_parts && parts == mesh_[piece.axis].size()) return fill(piece.name, box, own);
+  if (parts == 0) return reader_.read(piece.name, boxes, own);
+  const auto read_part = [&](int64_t part, const at::Tensor& out) {
+    std::vector<PieceBox> of_part = boxes;
+    for (PieceBox& box : of_part) box = of_coordinate(std::move(box), part);
+    reader_.read(piece.name, of_part, out.unsqueeze(0));
+  };
+  if (has_parts && parts == mesh_[piece.axis].size()) return read_part(coord, own);
   own.zero_();
-  at::Tensor one = at::empty(own.sizes(), own.options());
-  for (box.offset.front() = 0; box.offset.front() < parts; ++box.offset.front()) {
-    fill(piece.name, box, one);
+  const at::Tensor one = at::empty(own.sizes(), own.options());
+  for (int64_t part = 0; part < parts; ++part) {
+    read_part(part, one);
     own.add_(one);
   }
   if (!sums) own.div_(static_cast<double>(parts));
-}
-
-/// `out` may be strided, as buffers of modules are.
-void StateReader::fill(const std::string& name, const Box& box, const at::Tensor& out) {
-  if (out.is_contiguous()) return reader_.read(name, box, out);
-  at::Tensor read = at::empty(out.sizes(), out.options());
-  reader_.read(name, box, read);
-  out.copy_(read);
 }
 
 }  // namespace caravan

@@ -36,7 +36,6 @@ class StateReader {
   bool is_required(const StatePiece& piece) const;
   void read_piece(const StatePiece& piece);
   void read_parts(const StatePiece& piece, int64_t parts, bool is_there);
-  void fill(const std::string& name, const Box& box, const at::Tensor& out);
 
   const TrainingState& state_;
   Mesh mesh_;

@@ -63,9 +63,11 @@ DimIndex DimIndex::of(const at::Tensor& indices, int64_t global) {
 }
 
 DimIndex DimIndex::of(const std::vector<int64_t>& global_shape, int dim, const Layout& layout, const Mesh& mesh) {
-  const Box box = local_box(global_shape, layout, mesh);
   const auto at = static_cast<size_t>(dim);
-  return {box.offset.at(at), box.size.at(at), global_shape.at(at)};
+  std::vector<Run> runs;
+  const auto rows = local_rows(global_shape, layout, mesh);
+  for (const RowRun& run : rows.at(at)) runs.push_back({run.begin, run.rows});
+  return {std::move(runs), global_shape.at(at)};
 }
 
 int64_t DimIndex::global(int64_t local) const {
@@ -96,6 +98,15 @@ DimIndex DimIndex::slice(int64_t begin, int64_t count, int64_t local) const {
     passed += run.count;
   }
   return {std::move(piece), global(local)};
+}
+
+DimIndex DimIndex::slices(std::span<const RowRun> pieces, int64_t local) const {
+  std::vector<Run> all;
+  for (const RowRun& piece : pieces) {
+    const DimIndex part = slice(piece.begin, piece.rows, local);
+    all.insert(all.end(), part.runs_.begin(), part.runs_.end());
+  }
+  return {std::move(all), global(local)};
 }
 
 at::Tensor DimIndex::indices(int64_t local) const {

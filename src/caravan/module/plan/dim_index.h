@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +42,8 @@ class DimIndex {
   std::vector<Run> runs(int64_t local) const;
   /// Elements [begin, begin + count) of this index, for a dim that is `local` here.
   DimIndex slice(int64_t begin, int64_t count, int64_t local) const;
+  /// The same for several runs of elements, one after another.
+  DimIndex slices(std::span<const RowRun> pieces, int64_t local) const;
 
   /// The global index of each local element, int64 on the CPU: the inverse of of(indices, global). Throws as global().
   at::Tensor indices(int64_t local) const;

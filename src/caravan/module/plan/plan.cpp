@@ -54,7 +54,7 @@ class MetaParameters {
   MetaParameters(const Module& model, const PlanRows& rows, const Mesh& mesh) : parameters_(model.parameters()) {
     for (Parameter* parameter : parameters_) {
       const Layout& layout = rows.parameters.at(parameter->name()).compute;
-      parameter->set_sharded(meta(local_box(parameter->global_shape(), layout, mesh).size, at::kFloat), layout);
+      parameter->set_sharded(meta(local_shape(parameter->global_shape(), layout, mesh), at::kFloat), layout);
     }
   }
   ~MetaParameters() {

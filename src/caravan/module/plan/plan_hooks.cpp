@@ -4,6 +4,7 @@
 #include <array>
 
 #include <ATen/ops/alias.h>
+#include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -39,7 +40,8 @@ Layout layout_of_tokens(const Layout& activations, int64_t num_dims) {
       continue;
     }
     const int dim = placement.dim() - missing;
-    entries.emplace_back(axis, Shard{dim, placement.sizes(), placement.owner(), placement.owner_rows()});
+    entries.emplace_back(axis,
+                         Shard{dim, placement.sizes(), placement.owner(), placement.owner_rows(), placement.blocks()});
   }
   return Layout(std::move(entries));
 }
@@ -150,25 +152,27 @@ ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& w
   if (layout == nullptr || inputs.front().dim() < 2 || inputs.front().dim() > 4) return here;
   const std::vector<int64_t> local = inputs.front().sizes().vec();
   const std::vector<int64_t> global = global_shape(local, *layout, mesh_, name);
-  const Box box = local_box(global, *layout, mesh_, name);
+  const LocalRows rows = local_rows(global, *layout, mesh_, name);
   const std::array dims{Dim::batch, Dim::sequence, local.size() == 3 ? Dim::feature : Dim::head};
   for (size_t i = 0; i < std::min(local.size(), dims.size()); ++i) {
     const DimIndex& data = context.data[static_cast<size_t>(dims[i])];
     const bool is_cut = !layout->sharding(static_cast<int>(i)).empty();
-    here.set_index(dims[i], is_cut ? data.slice(box.offset[i], box.size[i], global[i]) : data);
+    here.set_index(dims[i], is_cut ? data.slices(rows[i], global[i]) : data);
   }
-  here.positions = rows_of_tokens(context.positions, *layout, box);
+  here.positions = rows_of_tokens(context.positions, *layout, rows);
   const bool counts = !here.positions.defined() && !layout->sharding(1).empty();
   if (counts) {
-    here.positions = counted_up(box.offset[1], box.size[1], inputs.front().device());
+    std::vector<at::Tensor> counted;
+    for (const RowRun& run : rows[1]) counted.push_back(counted_up(run.begin, run.rows, inputs.front().device()));
+    here.positions = counted.size() == 1 ? counted.front() : at::cat(counted);
     remember_cut(here.positions, {}, layout_of_tokens(*layout, 1));
   }
-  here.documents = rows_of_tokens(context.documents, *layout, box);
+  here.documents = rows_of_tokens(context.documents, *layout, rows);
   return here;
 }
 
-/// The rows of the whole positions or documents, of which `given` may be a part, for the activations in `box`.
-at::Tensor PlanHooks::rows_of_tokens(const at::Tensor& given, const Layout& layout, const Box& box) {
+/// The rows of the whole positions or documents, of which `given` may be a part, for activations of these rows.
+at::Tensor PlanHooks::rows_of_tokens(const at::Tensor& given, const Layout& layout, const LocalRows& local) {
   if (!given.defined()) return given;
   const auto cut =
       std::find_if(cuts_.begin(), cuts_.end(), [&](const auto& each) { return each.first.is_same(given); });
@@ -179,7 +183,9 @@ at::Tensor PlanHooks::rows_of_tokens(const at::Tensor& given, const Layout& layo
   for (int64_t dim = 0; dim < whole.dim(); ++dim) {
     if (of_rows.sharding(static_cast<int>(dim)).empty()) continue;
     const size_t of = static_cast<size_t>(dim + 2 - whole.dim());
-    rows = rows.narrow(dim, box.offset[of], box.size[of]);
+    std::vector<at::Tensor> runs;
+    for (const RowRun& run : local[of]) runs.push_back(rows.narrow(dim, run.begin, run.rows));
+    rows = runs.size() == 1 ? runs.front() : at::cat(runs, dim);
   }
   if (rows.is_same(whole)) return whole;
   remember_cut(rows, whole, of_rows);

@@ -60,7 +60,8 @@ class PlanHooks {
   at::Tensor redistributed(const at::Tensor& x, const PlanSite::Port& port, const std::string& what) const;
   ForwardContext inside(const std::string& name, const PlanSite::Way& way, const Tensors& inputs,
                         const ForwardContext& context);
-  at::Tensor rows_of_tokens(const at::Tensor& given, const Layout& layout, const Box& box);
+  using LocalRows = std::vector<std::vector<RowRun>>;  ///< see local_rows
+  at::Tensor rows_of_tokens(const at::Tensor& given, const Layout& layout, const LocalRows& local);
   void remember_cut(const at::Tensor& rows, const at::Tensor& whole, const Layout& layout);
 
   std::string plan_;

@@ -171,7 +171,7 @@ class Resolver {
       }
     }
     for (const Layout* layout : {&rest, &leaf, &compute}) {
-      local_box(parameter.global_shape(), *layout, mesh_, parameter.name());
+      local_shape(parameter.global_shape(), *layout, mesh_, parameter.name());  // throws
     }
   }
 

@@ -148,7 +148,8 @@ class SummaProduct final : public SplitProduct {
   SummaProduct(MeshAxis row, MeshAxis col) : row_(std::move(row)), col_(std::move(col)) {}
 
   Layout result(const Layout& x, const std::string& what) const override {
-    if (x[row_.name()].is_shard(0) && x[col_.name()].is_shard(2)) return x;
+    const Placement& columns = x[col_.name()];
+    if (x[row_.name()].is_shard(0) && columns.is_shard(2) && columns.blocks() == 1) return x;
     throw LayoutError({"plan", what,
                        "takes a batch split over " + row_.name() + " and features split over " + col_.name() +
                            ", got " + x.to_string(),

@@ -20,7 +20,7 @@ class CubeProduct final : public SplitProduct {
   Layout result(const Layout& x, const std::string& what) const override {
     const std::vector<std::string> rows = x.sharding(0);
     const bool fits = x[out_.name()].is_shard(2) && std::ranges::find(rows, a_.name()) != rows.end() && !rows.empty() &&
-                      rows.back() == in_.name();
+                      rows.back() == in_.name() && x[in_.name()].blocks() == 1 && x[out_.name()].blocks() == 1;
     if (fits) return x.moved(in_.name(), Replicate{}).moved(out_.name(), Shard{0}).moved(in_.name(), Shard{2});
     const std::string wanted = a_.name() + "=S(0) " + in_.name() + "=S(0) " + out_.name() + "=S(2)";
     throw LayoutError(

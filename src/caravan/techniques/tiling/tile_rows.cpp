@@ -39,6 +39,7 @@ RowsOfTiles::RowsOfTiles(const Parameter& weight, const ParameterLayouts& layout
     const Placement& placement = unsharded[name];
     if (placement.owner() >= 0) continue;
     const MeshAxis& axis = mesh[name];
+    if (placement.blocks() > 1) refuse_rows(weight, unsharded, "is split in blocks");
     if (axes > 1 && !placement.sizes().empty()) refuse_rows(weight, unsharded, "is split unevenly over two axes");
     std::vector<TileOf::Part> finer;
     for (const TileOf::Part& part : parts_) {

@@ -76,7 +76,7 @@ void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource&
   reader.verify(mesh.world());
   reader.check(wanted);
   for (const LoadedPiece& own : pieces) {
-    with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.box, to); });
+    with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.boxes, to); });
   }
 }
 
@@ -93,7 +93,7 @@ void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTen
   for (const LoadedPiece& own : pieces) {
     if (own.piece.tensor.numel() == 0) continue;
     with_memory(engine, own, [&](const at::Tensor& to) {
-      to.copy_(piece_of(tensors.at(own.piece.name), own.piece.box).view(own.piece.tensor.sizes()));
+      to.copy_(piece_of(tensors.at(own.piece.name), own.piece.boxes).view(own.piece.tensor.sizes()));
     });
   }
 }
