@@ -1,0 +1,41 @@
+#include "caravan/global/rules/rules.h"
+
+namespace caravan {
+namespace {
+
+using Result = std::optional<TypedCall>;
+
+/// A new tensor of the operand's sizes: cut as the operand is. Ones or random values are no summands of a sum.
+Result like(const OpCall& call, bool is_zero) {
+  Labels labels;
+  TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
+  operation.outputs = operation.inputs;
+  if (is_zero) operation.terms = {{0}};
+  return operation;
+}
+
+/// A new tensor of sizes of its own: cut as the operand where the sizes are the same, else whole. The operand, of which
+/// only dtype and device count, stays where it is.
+Result of_sizes(const OpCall& call, bool is_zero) {
+  const std::vector<int64_t> sizes = call.integers("size");
+  TypedCall operation = *like(call, is_zero);
+  if (sizes == call.sizes(0)) {
+    operation.local_arguments = {{call.index("size"), operation.outputs[0]}};
+    return operation;
+  }
+  operation.outputs = {Dims(sizes.size(), "")};
+  operation.whole_outputs = {0};
+  return operation;
+}
+
+}  // namespace
+
+void add_creation_rules(RuleTable& rules) {
+  rules.add({"aten::zeros_like", "aten::empty_like"}, [](const OpCall& call) { return like(call, true); });
+  rules.add({"aten::ones_like", "aten::full_like"}, [](const OpCall& call) { return like(call, false); });
+  rules.add({"aten::new_zeros", "aten::new_empty", "aten::new_empty_strided"},
+            [](const OpCall& call) { return of_sizes(call, true); });
+  rules.add({"aten::new_ones", "aten::new_full"}, [](const OpCall& call) { return of_sizes(call, false); });
+}
+
+}  // namespace caravan

@@ -1,0 +1,167 @@
+#include <algorithm>
+
+#include "caravan/global/rules/looked_up.h"
+#include "caravan/global/rules/rules.h"
+#include "caravan/global/rules/shapes.h"
+
+namespace caravan {
+namespace {
+
+/// Ops on the last dims of each operand, which they need whole; the dims before are a batch, broadcast from the right.
+/// `core`: the number of last dims of each operand; `results`: that of each output.
+TypedResult batched(const OpCall& call, const Sizes& core, const Sizes& results) {
+  int64_t num_batch_dims = 0;
+  const auto num_operands = static_cast<int64_t>(core.size());
+  if (call.num_operands() < num_operands) return std::nullopt;
+  for (int64_t i = 0; i < num_operands; ++i) {
+    if (call.num_dims(i) < core[i]) return std::nullopt;
+    num_batch_dims = std::max(num_batch_dims, call.num_dims(i) - core[i]);
+  }
+  Labels labels;
+  const Dims batch = labels.next(num_batch_dims);
+  Dims wide(num_batch_dims, "");
+  TypedCall operation;
+  for (int64_t i = 0; i < num_operands; ++i) {
+    const Sizes sizes = call.sizes(i);
+    const int64_t own = call.num_dims(i) - core[i];
+    Dims dims;
+    for (int64_t dim = 0; dim < call.num_dims(i); ++dim) {
+      std::string label = dim < own ? batch[num_batch_dims - own + dim] : std::string(1, labels.next());
+      if (sizes[dim] == 1) label = "";
+      if (dim < own && !label.empty()) wide[num_batch_dims - own + dim] = label;
+      if (dim >= own) operation.whole += label;
+      dims.push_back(std::move(label));
+    }
+    operation.inputs.push_back(std::move(dims));
+  }
+  for (const int64_t num_core_dims : results) {
+    Dims dims = wide;
+    dims.insert(dims.end(), num_core_dims, "");
+    operation.outputs.push_back(std::move(dims));
+  }
+  return operation;
+}
+
+/// The outputs that are asked not to be computed have no elements, and no batch.
+TypedResult with_empty(TypedResult operation, const std::vector<int>& empty) {
+  if (!operation) return operation;
+  for (const int i : empty) operation->outputs[i] = {""};
+  operation->whole_outputs = empty;
+  return operation;
+}
+
+Rule matrices(const Sizes& core, const Sizes& results) {
+  return [core, results](const OpCall& call) { return batched(call, core, results); };
+}
+
+/// A right side that is a batch of vectors if it lacks one dim of a batch of matrices.
+TypedResult solve_matrices(const OpCall& call) {
+  const Sizes matrix = call.sizes(0);
+  const Sizes right = call.sizes(1);
+  const bool are_vectors = right.size() == 1 || (right.size() + 1 == matrix.size() &&
+                                                 std::equal(right.begin(), right.end(), matrix.begin()));
+  // Pieces of a batch could have the sizes by which vectors are told from matrices.
+  if (!are_vectors && right.size() + 1 == matrix.size()) return std::nullopt;
+  const int64_t core = are_vectors ? 1 : 2;
+  return batched(call, {2, core}, {core, 2, 1, 0});
+}
+
+TypedResult svd(const OpCall& call) {
+  auto operation = batched(call, {2}, {2, 1, 2});
+  return call.flag("compute_uv", true) ? operation : with_empty(operation, {0, 2});
+}
+
+TypedResult eigh(const OpCall& call) {
+  auto operation = batched(call, {2}, {1, 2});
+  return call.flag("compute_v", true) ? operation : with_empty(operation, {1});
+}
+
+TypedResult qr(const OpCall& call) {
+  auto operation = batched(call, {2}, {2, 2});
+  return call.value("mode").toStringRef() == "r" ? with_empty(operation, {0}) : operation;
+}
+
+TypedResult lu(const OpCall& call) {
+  auto operation = batched(call, {2}, {2, 2, 2});
+  return call.flag("pivot", true) ? operation : with_empty(operation, {0});
+}
+
+TypedResult lu_unpack(const OpCall& call) {
+  auto operation = batched(call, {2, 1}, {2, 2, 2});
+  std::vector<int> empty;
+  if (!call.flag("unpack_pivots", true)) empty.push_back(0);
+  if (!call.flag("unpack_data", true)) empty.insert(empty.end(), {1, 2});
+  return empty.empty() ? operation : with_empty(operation, empty);
+}
+
+/// Tolerances have the dims of the batch.
+TypedResult pinv(const OpCall& call) {
+  Sizes core{2};
+  for (const char* tolerance : {"atol", "rtol"}) {
+    if (call.operand_of(tolerance) >= 0) core.push_back(0);
+  }
+  return batched(call, core, {2});
+}
+
+/// Vectors along one dim; the others are broadcast.
+TypedResult cross(const OpCall& call) {
+  TypedCall operation = pointwise(call);
+  operation.overwritten.clear();
+  const int64_t num_dims = static_cast<int64_t>(operation.outputs[0].size());
+  for (size_t i = 0; i < operation.inputs.size(); ++i) {
+    if (call.num_dims(i) != num_dims) return std::nullopt;
+  }
+  operation.inputs.resize(2);
+  operation.whole = operation.outputs[0][wrapped(call.integer("dim", -1), num_dims)];
+  operation.terms = {{0, 1}};
+  return operation;
+}
+
+TypedResult trace(const OpCall& call) {
+  auto operation = batched(call, {2}, {0});
+  operation->terms = {{0}};
+  return operation;
+}
+
+/// Transforms of some dims, which are whole and may get other sizes.
+TypedResult fft(const OpCall& call) {
+  TypedCall operation = within_dims(call, call.integers("dim"));
+  for (const int64_t dim : call.integers("dim")) operation.outputs[0][wrapped(dim, call.num_dims(0))] = "";
+  for (const std::string& dim : operation.outputs[0]) operation.kernel_labels += dim;
+  if (!operation.kernel_labels.empty()) operation.kernel = run_with_a_row;
+  return operation;
+}
+
+}  // namespace
+
+void add_linear_algebra_rules(RuleTable& rules) {
+  rules.add("aten::_linalg_det", matrices({2}, {0, 2, 1}));
+  rules.add("aten::_linalg_slogdet", matrices({2}, {0, 0, 2, 1}));
+  rules.add("aten::_linalg_eigh", eigh);
+  rules.add("aten::linalg_eig", matrices({2}, {1, 2}));
+  rules.add({"aten::linalg_eigvals", "aten::_linalg_eigvals"}, matrices({2}, {1}));
+  rules.add("aten::_linalg_svd", svd);
+  rules.add("aten::_linalg_solve_ex", solve_matrices);
+  rules.add({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex"}, matrices({2}, {2, 0}));
+  rules.add({"aten::cholesky", "aten::cholesky_inverse", "aten::linalg_matrix_exp", "aten::inverse"},
+            matrices({2}, {2}));
+  rules.add({"aten::cholesky_solve", "aten::linalg_solve_triangular"}, matrices({2, 2}, {2}));
+  rules.add("aten::triangular_solve", matrices({2, 2}, {2, 2}));
+  rules.add("aten::linalg_qr", qr);
+  rules.add("aten::geqrf", matrices({2}, {2, 1}));
+  rules.add({"aten::linalg_householder_product", "aten::orgqr"}, matrices({2, 1}, {2}));
+  rules.add("aten::ormqr", matrices({2, 1, 2}, {2}));
+  rules.add("aten::linalg_lu", lu);
+  rules.add("aten::linalg_lu_factor_ex", matrices({2}, {2, 1, 0}));
+  rules.add("aten::linalg_lu_solve", matrices({2, 1, 2}, {2}));
+  rules.add("aten::lu_unpack", lu_unpack);
+  rules.add("aten::linalg_ldl_factor_ex", matrices({2}, {2, 1, 0}));
+  rules.add("aten::linalg_ldl_solve", matrices({2, 1, 2}, {2}));
+  rules.add("aten::linalg_pinv.atol_rtol_tensor", pinv);
+  rules.add("aten::linalg_pinv.atol_rtol_tensor_out", pinv);
+  rules.add("aten::linalg_cross", cross);
+  rules.add("aten::trace", trace);
+  rules.add({"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"}, fft);
+}
+
+}  // namespace caravan
