@@ -5,6 +5,7 @@ set(CARAVAN_PUBLIC_HEADERS
   base/error.h base/memory/memory_counter.h base/runtime.h base/text.h
   comm/communicator.h comm/options.h comm/record.h comm/backends/shared/thread_ranks.h comm/store/rendezvous.h comm/tensor.h
   comm/world.h
+  global/creating.h global/global.h global/module.h global/names.h
   mesh/layout.h mesh/mesh.h mesh/placement.h redistribute/redistribute.h
   engine/stages/stage_runner.h techniques/recompute/recompute.h techniques/tiling/tiling.h module/adapter.h module/module.h module/plan/plan.h techniques/data/ddp.h techniques/data/zero.h
   techniques/compression/compress_hook.h techniques/server/param_server.h techniques/compression/power_sgd.h techniques/averaging/replicas.h techniques/compression/top_k.h

@@ -16,7 +16,11 @@
 #include "caravan/session/trials.h"
 #include "caravan/techniques/data/sync_batch_norm.h"
 
-// Tensors over a mesh.
+// Tensors over a mesh; global tensors, which any op takes.
+#include "caravan/global/creating.h"
+#include "caravan/global/global.h"
+#include "caravan/global/module.h"
+#include "caravan/global/names.h"
 #include "caravan/mesh/layout.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/mesh/placement.h"

@@ -34,7 +34,8 @@ std::vector<ModuleAdapter::Unit> units_of_sequential(const std::shared_ptr<torch
 /// One unit: shares the slots of the adapter.
 class ModuleAdapter::UnitModule final : public Module {
  public:
-  UnitModule(Unit unit, const std::vector<Parameter*>& parameters) : unit_(std::move(unit)) {
+  UnitModule(Unit unit, const std::vector<Parameter*>& parameters, std::shared_ptr<SplitModule> split)
+      : unit_(std::move(unit)), split_(std::move(split)) {
     for (Parameter* parameter : parameters) share_parameter(*parameter);
   }
 
@@ -48,41 +49,69 @@ class ModuleAdapter::UnitModule final : public Module {
 
  private:
   Tensors forward(Tensors inputs, const ForwardContext& /*context*/) override {
-    return unit_.forward(std::move(inputs));
+    return split_ == nullptr ? unit_.forward(std::move(inputs)) : split_->run(unit_.forward, inputs);
   }
   Unit unit_;
+  std::shared_ptr<SplitModule> split_;
 };
 
-ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh)
+ModuleAdapter::~ModuleAdapter() = default;
+
+ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh,
+                             const std::vector<NamedLayout>& layouts)
     : module_(std::move(module)), forward_(std::move(forward)) {
   if (!module_ || !forward_) throw UsageError({"adapter", "", "needs a module and a function that runs it", "", ""});
-  register_parameters(mesh);
+  register_parameters(mesh, layouts);
 }
 
-ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh)
+ModuleAdapter::ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh,
+                             const std::vector<NamedLayout>& layouts)
     : module_(std::move(module)) {
   if (!module_ || units.empty()) throw UsageError({"adapter", "", "needs a module and at least one unit", "", ""});
-  register_parameters(mesh);
+  register_parameters(mesh, layouts);
   register_units(std::move(units));
 }
 
-ModuleAdapter::ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh)
-    : ModuleAdapter(module, units_of_sequential(module), mesh) {}
+ModuleAdapter::ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                             const std::vector<NamedLayout>& layouts)
+    : ModuleAdapter(module, units_of_sequential(module), mesh, layouts) {}
 
-void ModuleAdapter::register_parameters(const Mesh& mesh) {
+Parameter* ModuleAdapter::slot_of(const at::Tensor& tensor) const {
+  const auto found = std::ranges::find_if(of_slots_, [&](const at::Tensor& other) { return other.is_same(tensor); });
+  return found == of_slots_.end() ? nullptr : own_parameters()[static_cast<size_t>(found - of_slots_.begin())];
+}
+
+void ModuleAdapter::register_parameters(const Mesh& mesh, const std::vector<NamedLayout>& layouts) {
+  if (!layouts.empty()) {
+    split_ = std::make_shared<SplitModule>(layouts, mesh);
+    std::vector<std::string> names;
+    for (const auto& item : module_->named_parameters()) names.push_back(item.key());
+    split_->check_patterns(names);
+    for (const auto& item : module_->named_parameters()) split_->layout_of(item.key(), item.value());  // throws
+  }
   for (const auto& item : module_->named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    const auto is_this = [&](const Parameter* other) { return other->sharded().is_same(tensor); };
-    if (std::any_of(own_parameters().begin(), own_parameters().end(), is_this)) continue;
-    Parameter& parameter = register_parameter(item.key(), {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
-    parameter.set_external();
-    parameter.set_sharded(tensor, Layout::all(mesh, Invariant{}));
-    parameter.set_requires_grad(tensor.requires_grad());
+    if (slot_of(item.value()) == nullptr) register_parameter_of(item.key(), item.value(), mesh);
   }
   for (const at::Tensor& tensor : module_->parameters()) tensors_.push_back(tensor.unsafeGetTensorImpl());
   if (own_parameters().empty()) {
     throw UsageError({"adapter", module_->name(), "has no parameters", "", "register them in its constructor"});
   }
+}
+
+void ModuleAdapter::register_parameter_of(const std::string& name, const at::Tensor& tensor, const Mesh& mesh) {
+  Parameter& parameter = register_parameter(name, {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
+  of_slots_.push_back(tensor);
+  if (split_ == nullptr) {
+    parameter.set_external();
+    parameter.set_sharded(tensor, Layout::all(mesh, Invariant{}));
+    parameter.set_requires_grad(tensor.requires_grad());
+    return;
+  }
+  const Layout layout = split_->layout_of(name, tensor);
+  const at::Tensor piece = split_->piece_of_whole(tensor, layout);
+  parameter.set_external();
+  parameter.set_sharded(piece.requires_grad_(tensor.requires_grad()), layout);
+  split_->add(parameter, tensor);
 }
 
 void ModuleAdapter::register_units(std::vector<Unit> units) {
@@ -92,17 +121,16 @@ void ModuleAdapter::register_units(std::vector<Unit> units) {
     std::vector<Parameter*> own;
     for (const auto& part : unit.modules) {
       for (const at::Tensor& tensor : part->parameters()) {
-        const auto found = std::find_if(own_parameters().begin(), own_parameters().end(),
-                                        [&](const Parameter* slot) { return slot->sharded().is_same(tensor); });
-        if (found == own_parameters().end()) {
+        Parameter* const found = slot_of(tensor);
+        if (found == nullptr) {
           throw UsageError({"adapter", unit.name, "has a parameter that the module does not have", "",
                             "name modules that are registered in " + module_->name()});
         }
-        if (std::find(own.begin(), own.end(), *found) == own.end()) own.push_back(*found);
+        if (std::find(own.begin(), own.end(), found) == own.end()) own.push_back(found);
       }
     }
     placed.insert(placed.end(), own.begin(), own.end());
-    units_.push_back(&register_module<UnitModule>(unit.name, unit, own));
+    units_.push_back(&register_module<UnitModule>(unit.name, unit, own, split_));
   }
   for (const Parameter* parameter : own_parameters()) {
     if (std::find(placed.begin(), placed.end(), parameter) != placed.end()) continue;
@@ -133,7 +161,7 @@ void ModuleAdapter::check_parameters() const {
 
 Tensors ModuleAdapter::forward(Tensors inputs, const ForwardContext& context) {
   check_parameters();
-  if (units_.empty()) return forward_(std::move(inputs));
+  if (units_.empty()) return split_ == nullptr ? forward_(std::move(inputs)) : split_->run(forward_, inputs);
   for (Module* unit : units_) inputs = unit->run(std::move(inputs), context);
   return inputs;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "caravan/module/module.h"
+#include "caravan/module/split_module.h"
 
 namespace torch::nn {
 class Module;
@@ -34,27 +35,36 @@ class ModuleAdapter final : public Module {
     Forward forward;  ///< maps the outputs of the previous unit to the inputs of the next
   };
 
-  /// `forward` runs the whole module. Throws UsageError if the module has no parameters, or `forward` is empty.
-  ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh);
+  /// `forward` runs the whole module. Throws UsageError if the module has no parameters, or `forward` is empty. With
+  /// `layouts`, parameters are split as they say (module/split_module.h, which says what it throws).
+  ModuleAdapter(std::shared_ptr<torch::nn::Module> module, Forward forward, const Mesh& mesh,
+                const std::vector<NamedLayout>& layouts = {});
   /// Running the units in order runs the module. Throws UsageError for a parameter of the module that is in no unit, or
   /// a unit without forward.
-  ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh);
+  ModuleAdapter(std::shared_ptr<torch::nn::Module> module, std::vector<Unit> units, const Mesh& mesh,
+                const std::vector<NamedLayout>& layouts = {});
   /// A torch::nn::Sequential of layers that take one tensor and return one: a unit for each child. Throws UsageError
   /// for any other module, since it has no forward.
-  ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh);
+  ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                const std::vector<NamedLayout>& layouts = {});
+  ~ModuleAdapter() override;
 
   std::vector<Module*> blocks() override;
   std::vector<std::pair<std::string, at::Tensor>> buffers() override;
 
  private:
   class UnitModule;
-  void register_parameters(const Mesh& mesh);
+  void register_parameters(const Mesh& mesh, const std::vector<NamedLayout>& layouts);
+  void register_parameter_of(const std::string& name, const at::Tensor& tensor, const Mesh& mesh);
+  Parameter* slot_of(const at::Tensor& tensor) const;
   void register_units(std::vector<Unit> units);
   void check_parameters() const;
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<const c10::TensorImpl*> tensors_;  ///< tensors of its parameters at construction
+  std::vector<at::Tensor> of_slots_;             ///< the module's tensor of each slot
+  std::shared_ptr<SplitModule> split_;           ///< null: parameters are whole
   Forward forward_;
   std::vector<Module*> units_;
 };

@@ -31,7 +31,7 @@ ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::ve
     refuse_model("mesh", "has no axis dp", "give it one, of size 1 if all ranks hold parts of one model");
   Mesh mesh = on;
   ParallelOptions options = given;
-  std::unique_ptr<ModuleAdapter> adapter = net.adapted(mesh);
+  std::unique_ptr<ModuleAdapter> adapter = net.adapted(mesh, tensor_layouts(techniques, net, mesh));
   Module& model = adapter != nullptr ? *adapter : *net.model_;
   const StrategyChoice choice = choice_of(techniques, model, mesh, adapter != nullptr, options.micro_batches);
   Strategy strategy = make_strategy(choice, model, mesh);

@@ -11,6 +11,7 @@
 #include "caravan/base/pattern.h"
 #include "caravan/base/text.h"
 #include "caravan/registry/registry.h"
+#include "caravan/session/trainable_parts.h"
 #include "caravan/techniques/offload/kinds.h"
 
 namespace caravan {
@@ -42,6 +43,10 @@ std::vector<std::string> patterns_inside(const std::vector<std::string>& pattern
 class Chosen {
  public:
   void add(const Technique& technique) {
+    if (std::holds_alternative<TensorChoice>(technique)) {
+      splits_own_ = true;
+      return;
+    }
     const auto* setting = std::get_if<Setting>(&technique);
     const std::string_view family = setting != nullptr ? setting->family().name : "precision";
     if (has(family)) refuse_choice(std::string(family), "is chosen twice", "leave one of them out");
@@ -69,6 +74,7 @@ class Chosen {
     choice_.sequences = 1;
     for (Split* split : {&choice_.tensor_parallel, &choice_.context_parallel, &choice_.expert_parallel}) {
       const Family& family = split->kind.family();
+      if (splits_own_ && !has(family.name)) continue;  // its axes are those of the layouts
       split->degree = degree(family.axis);
       choice_.sequences *= split->parts().rows;
       if (has(family.name) && !split->is_used() && !split->kind.is_first()) {
@@ -143,10 +149,31 @@ class Chosen {
   }
 
   StrategyChoice choice_;
+  bool splits_own_ = false;
   std::vector<std::string_view> families_;
 };
 
 }  // namespace
+
+std::vector<NamedLayout> tensor_layouts(const std::vector<Technique>& techniques, const Trainable& net,
+                                        const Mesh& mesh) {
+  const TensorChoice* chosen = nullptr;
+  for (const Technique& technique : techniques) {
+    const auto* tensor = std::get_if<TensorChoice>(&technique);
+    if (tensor == nullptr) continue;
+    if (chosen != nullptr) refuse_choice("tensor", "is chosen twice", "put all layouts into one");
+    chosen = tensor;
+  }
+  if (chosen == nullptr) return {};
+  const torch::nn::Module& module = TrainableParts::module_of(
+      net, "parallelize", "choose a split of the registry, such as Setting(\"tensor_parallel\", \"1d\")");
+  std::vector<NamedLayout> layouts = chosen->layouts;
+  if (!chosen->names.empty()) {
+    layouts = named_layouts(module, chosen->names, chosen->rules, mesh, chosen->extents);
+  }
+  if (layouts.empty()) refuse_choice("tensor", "has no layouts", "name parameters and their layouts");
+  return layouts;
+}
 
 StrategyChoice choice_of(const std::vector<Technique>& techniques, Module& model, const Mesh& mesh, bool is_own,
                          int64_t& micro_batches) {

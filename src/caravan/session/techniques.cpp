@@ -148,7 +148,14 @@ PrecisionChoice mixed_precision(const MixedPrecision& choice) {
   return {.compute = choice.compute, .gradients = choice.gradients, .reduce = choice.reduce};
 }
 
+TensorChoice tensor(std::vector<NamedLayout> layouts) { return {.layouts = std::move(layouts)}; }
+
+TensorChoice tensor(std::vector<DimNames> names, DimRules rules, DimExtents extents) {
+  return {{}, std::move(names), std::move(rules), std::move(extents)};
+}
+
 std::string to_code(const Technique& technique) {
+  if (std::holds_alternative<TensorChoice>(technique)) return "tensor(..)";
   if (const auto* precision = std::get_if<PrecisionChoice>(&technique)) return code_of_precision(*precision);
   const auto& setting = std::get<Setting>(technique);
   const std::optional<Function> function = function_of(setting);

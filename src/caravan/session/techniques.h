@@ -6,15 +6,29 @@
 #include <vector>
 
 #include "caravan/engine/bucket_bytes.h"
+#include "caravan/global/names.h"
 #include "caravan/registry/setting.h"
 #include "caravan/techniques/precision_choice.h"
 
 namespace caravan {
 
+/// Tensor parallelism of a torch::nn::Module of one's own, on axes of the mesh other than dp and pp: its parameters are
+/// split by layouts, or by names of dims and rules, and its forward computes with global tensors (global/global.h,
+/// docs/global_tensors.md). What goes from unit to unit is whole on each rank of these axes.
+struct TensorChoice {
+  std::vector<NamedLayout> layouts{};
+  std::vector<DimNames> names{};
+  DimRules rules{};
+  DimExtents extents{};
+};
+TensorChoice tensor(std::vector<NamedLayout> layouts);
+/// As named_layouts().
+TensorChoice tensor(std::vector<DimNames> names, DimRules rules, DimExtents extents = {});
+
 /// One of the techniques that parallelize() combines: any entry of the registry with its keys, as in a recipe,
 ///   Setting("data_parallel", "hsdp", {{"shard", 2}}), Setting("hook", "powersgd", {{"hook_rank", 4}}),
-/// or one of the functions below; and the precision. Of each family of the registry one.
-using Technique = std::variant<Setting, PrecisionChoice>;
+/// or one of the functions of this file. Of each family of the registry one.
+using Technique = std::variant<Setting, PrecisionChoice, TensorChoice>;
 
 /// Distributed data parallel (techniques/data/ddp.h).
 struct DdpChoice {

@@ -9,13 +9,13 @@
 
 namespace caravan {
 
-std::unique_ptr<ModuleAdapter> Trainable::adapted(const Mesh& mesh) const {
+std::unique_ptr<ModuleAdapter> Trainable::adapted(const Mesh& mesh, const std::vector<NamedLayout>& layouts) const {
   if (model_ != nullptr) return nullptr;
-  if (!units_.empty()) return std::make_unique<ModuleAdapter>(module_, units_, mesh);
+  if (!units_.empty()) return std::make_unique<ModuleAdapter>(module_, units_, mesh, layouts);
   if (module_ != nullptr && module_->as<torch::nn::SequentialImpl>() != nullptr) {
-    return std::make_unique<ModuleAdapter>(module_, mesh);
+    return std::make_unique<ModuleAdapter>(module_, mesh, layouts);
   }
-  return std::make_unique<ModuleAdapter>(module_, forward_, mesh);
+  return std::make_unique<ModuleAdapter>(module_, forward_, mesh, layouts);
 }
 
 torch::nn::Module& TrainableParts::module_of(const Trainable& net, const char* op, const char* action) {

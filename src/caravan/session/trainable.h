@@ -38,7 +38,7 @@ class Trainable {
   friend class TrainableParts;
 
   /// The module behind the seam; null: a Module of this library.
-  std::unique_ptr<ModuleAdapter> adapted(const Mesh& mesh) const;
+  std::unique_ptr<ModuleAdapter> adapted(const Mesh& mesh, const std::vector<NamedLayout>& layouts = {}) const;
 
   Module* model_ = nullptr;
   std::shared_ptr<torch::nn::Module> module_;
