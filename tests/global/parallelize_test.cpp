@@ -1,0 +1,85 @@
+#include "caravan/session/parallelize.h"
+
+#include <gmock/gmock.h>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include "caravan/base/error.h"
+#include "caravan/session/trials.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing {
+namespace {
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() : norm(torch::nn::LayerNormOptions({8})), up(8, 12), down(12, 8) {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Block);
+
+torch::nn::Sequential stack() {
+  static std::mutex one_generator;  // of all rank threads
+  const std::lock_guard lock(one_generator);
+  at::manual_seed(3);
+  torch::nn::Sequential net(Block(), Block(), torch::nn::Linear(8, 4));
+  net->to(at::kDouble);
+  return net;
+}
+
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) { return (output - target).square().sum(); }
+
+const std::vector<NamedLayout> kMegatron{{"*.up.*", {{"tp", Shard{0}}}}, {"*.down.weight", {{"tp", Shard{1}}}}};
+
+void check(const Axes& axes, const std::vector<Technique>& techniques, const ParallelOptions& options = {}) {
+  const at::Tensor x = random_tensor({12, 8}, 1);
+  const at::Tensor y = random_tensor({12, 4}, 2);
+  on_mesh(axes, [&](const Mesh& mesh) {
+    const torch::nn::Sequential net = stack();
+    const ModuleProof proof = prove(net, mesh, techniques, {x, y, loss_of}, options);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+    EXPECT_EQ(proof.num_parameters, 14);
+  });
+}
+
+TEST(ParallelizeByLayouts, EqualsOneProcess) {
+  check({{"dp", 1}, {"tp", 2}}, {tensor(kMegatron)});
+  check({{"dp", 1}, {"tp", 3}}, {tensor(kMegatron)});
+  check({{"dp", 2}, {"tp", 2}}, {tensor(kMegatron)});
+  check({{"dp", 2}, {"tp", 2}}, {tensor(kMegatron), zero({.stage = 1})});
+  check({{"dp", 2}, {"tp", 2}}, {tensor(kMegatron), fsdp()}, {.micro_batches = 2});
+  check({{"dp", 2}, {"tp", 2}}, {tensor(kMegatron), fsdp(), recompute()});
+}
+
+TEST(ParallelizeByLayouts, NamesDoTheSame) {
+  const std::vector<DimNames> names{{"*.up.weight", "ff embed"}, {"*.up.bias", "ff"}, {"*.down.weight", "embed ff"}};
+  check({{"dp", 1}, {"tp", 2}}, {tensor(names, {"ff -> tp"})});
+  check({{"pp", 2}, {"dp", 1}, {"tp", 2}}, {tensor(names, {"ff -> tp"}), pipeline({.micro_batches = 2})});
+}
+
+TEST(ParallelizeByLayouts, RefusesWhatDoesNotFit) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const Mesh& mesh) {
+    const auto message = [&](const std::vector<Technique>& techniques) {
+      return message_of<UsageError>([&] { ParallelModel(stack(), mesh, techniques); });
+    };
+    using ::testing::HasSubstr;
+    EXPECT_THAT(message({tensor({{"*.upp.weight", {{"tp", Shard{0}}}}})}), HasSubstr("did you mean"));
+    EXPECT_THAT(message({tensor({{"*.up.weight", {{"dp", Shard{0}}}}})}), HasSubstr("leave it to fsdp()"));
+    EXPECT_THAT(message({tensor({{"*.up.weight", {{"tp", Shard{2}}}}})}), HasSubstr("shard a dim from 0 to 1"));
+    EXPECT_THAT(message({tensor({{"*.up.weight", {{"ep", Shard{0}}}}})}), HasSubstr("ep"));
+    EXPECT_THAT(message({tensor(kMegatron), tensor(kMegatron)}), HasSubstr("chosen twice"));
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing
