@@ -50,9 +50,9 @@ class TypedLinear final : public Layer {
  protected:
   at::Tensor forward(const at::Tensor& x, const ForwardContext& context) override {
     const at::Tensor product = at::matmul(x, weight_.compute().t());
-    record(context, {"bsk,nk->bsn", "", {{0}, {1}}}, product, {x, weight_}, name());
+    record(context, {"bsk,nk->bsn", "", {{0, 1}}}, product, {x, weight_}, name());
     at::Tensor sum = product + bias_.compute();
-    record(context, {"bsn,n->bsn", "", {{0, 1}}}, sum, {product, bias_}, name());
+    record(context, {"bsn,n->bsn", "", {{0}, {1}}}, sum, {product, bias_}, name());
     return sum;
   }
 
@@ -69,7 +69,7 @@ class Scale final : public Layer {
  protected:
   at::Tensor forward(const at::Tensor& x, const ForwardContext& context) override {
     at::Tensor y = x * weight_.compute();
-    record(context, {"bsf,f->bsf", "", {{0}, {1}}}, y, {x, weight_}, name());
+    record(context, {"bsf,f->bsf", "", {{0, 1}}}, y, {x, weight_}, name());
     return y;
   }
 
@@ -131,7 +131,7 @@ class SmallBlock final : public Layer {
   at::Tensor forward(const at::Tensor& x, const ForwardContext& context) override {
     const at::Tensor branch = noise_(mlp_(norm_(x, context), context), context);
     at::Tensor sum = x + 0.1 * branch;
-    record(context, {"bsf,bsf->bsf", "", {{0, 1}}}, sum, {x, branch}, name());
+    record(context, {"bsf,bsf->bsf", "", {{0}, {1}}}, sum, {x, branch}, name());
     return sum;
   }
 

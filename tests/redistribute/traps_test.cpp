@@ -18,8 +18,8 @@ const Placement kI = Invariant{};
 const Placement kP = Partial{};
 Placement shard(int dim) { return Shard{dim}; }
 
-const Groups kProduct{{0}, {1}};
-const Groups kSum{{0, 1}};
+const Groups kProduct{{0, 1}};
+const Groups kSum{{0}, {1}};
 
 const Axes kThree{{"t", 3}};
 const at::Tensor kW = random_tensor({6, 6}, 1);

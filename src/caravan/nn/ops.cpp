@@ -16,7 +16,7 @@ Layout scaled(const Layout& layout, int64_t from, int64_t to) {
   std::vector<Layout::Entry> entries = layout.entries();
   for (auto& [axis, placement] : entries) {
     if (!placement.is_shard(2) || placement.sizes().empty()) continue;
-    Shard shard{.dim = 2, .sizes = placement.sizes()};
+    Shard shard{.dim = 2, .sizes = placement.sizes(), .blocks = placement.blocks()};
     for (int64_t& size : shard.sizes) size = size * to / from;
     placement = std::move(shard);
   }
