@@ -56,7 +56,8 @@ ProveCase to_prove(Case of) {
           .num_micro_batches = of.micro_batches,
           .rows = of.choice.sequences * of.micro_batches * of.others.front().size,
           .dtype = of.dtype,
-          .tolerance = of.dtype == at::kDouble ? 1e-12 : 1e-5,
+          // Sums in another order grow through nine layers in three steps: 1.4e-5 on an AMD with AVX-512.
+          .tolerance = of.dtype == at::kDouble ? 1e-12 : 3e-5,
           .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
