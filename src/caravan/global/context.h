@@ -12,7 +12,7 @@ namespace caravan {
 class GlobalState;
 
 struct GlobalOptions {
-  /// Ops without a rule, and operands that are neither global nor of one element, are errors.
+  /// Ops that run on whole tensors, and operands that are neither global nor of one value, are errors.
   bool is_strict = false;
   /// Ops that strict mode lets run on whole tensors: "aten::sort".
   std::vector<std::string> may_run_whole{};

@@ -46,18 +46,11 @@ Layout spread(const std::vector<int64_t>& sizes, const GlobalState& state) {
   return Layout(std::move(entries));
 }
 
-int index_of(const c10::FunctionSchema& schema, std::string_view name) {
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    if (schema.arguments()[i].name() == name) return static_cast<int>(i);
-  }
-  return -1;
-}
-
 at::Tensor created(Filled filled, const c10::FunctionSchema& schema, const c10::IValue* arguments) {
   GlobalState& state = *creating;
   const auto argument = [&](std::string_view name) -> c10::IValue {
-    const int i = index_of(schema, name);
-    return i < 0 ? c10::IValue() : arguments[i];
+    const auto i = schema.argumentIndexWithName(name);
+    return i ? arguments[*i] : c10::IValue();
   };
   std::vector<int64_t> sizes;
   for (const c10::IValue& size : argument("size").toListRef()) sizes.push_back(size.toInt());

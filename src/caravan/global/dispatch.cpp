@@ -45,7 +45,7 @@ class PieceCall {
       : op_(op), stack_(stack), num_arguments_(op.schema().arguments().size()) {}
 
   void run() {
-    find_state();
+    collect();
     if (state_ == nullptr) {
       if (is_creating_global()) return create_or_run(op_, stack_);
       throw InternalError({"global", op_.schema().name(), "reached the dispatch of global tensors without one", "",
@@ -54,7 +54,6 @@ class PieceCall {
     info_ = &state_->op_info(op_);
     if (info_->parts != nullptr) return (*info_->parts)(stack_);
     if (info_->keeps_roots && keep_root(op_, info_->name, stack_)) return;
-    collect();
     for (const Slot& slot : slots_) {
       if (slot.meta != nullptr && slot.meta->root.axes != 0) take_root(*slot.meta);
     }
@@ -86,20 +85,17 @@ class PieceCall {
     }
   }
 
-  void find_state() {
-    for_each_tensor([&](const at::Tensor& tensor, int, int) {
-      const PieceMeta* meta = meta_of(tensor);
+  /// The tensors of the call, and the state of the global ones.
+  void collect() {
+    for_each_tensor([&](const at::Tensor& tensor, int argument, int element) {
+      if (!tensor.defined()) return;
+      PieceMeta* meta = meta_of(tensor);
+      slots_.push_back({tensor, meta, argument, element});
       if (meta == nullptr) return;
       if (state_ == nullptr) state_ = meta->state;
       if (state_ == meta->state) return;
       throw UsageError({"global", op_.schema().name(), "its operands belong to two contexts", state_->mesh().where(),
                         "make all global tensors of a program with one GlobalContext"});
-    });
-  }
-
-  void collect() {
-    for_each_tensor([&](const at::Tensor& tensor, int argument, int element) {
-      if (tensor.defined()) slots_.push_back({tensor, meta_of(tensor), argument, element});
     });
   }
 
@@ -216,7 +212,7 @@ class PieceCall {
   void run(const Solution& solution) {
     if (!solution.why_whole.empty()) note_whole(solution);
     move_operands(solution);
-    put_pieces(solution);
+    put_pieces();
     for (const auto& [i, value] : solution.arguments) argument(i) = value;
     if (solution.uses_kernel) {
       LocalCall call(op_, stack_, solution.placing, *state_);
@@ -240,7 +236,7 @@ class PieceCall {
     state_->count_whole(info_->name, solution.why_whole, bytes);
   }
 
-  /// Pieces in slots_, under the layouts of the solution.
+  /// Fills pieces_, under the layouts of the solution.
   void move_operands(const Solution& solution) {
     for (size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
@@ -274,8 +270,9 @@ class PieceCall {
     return true;
   }
 
-  void put_pieces(const Solution& solution) {
-    (void)solution;
+  /// The pieces in place of the tensors on the stack; lists are copied, since their caller has them too.
+  void put_pieces() {
+    int copied = -1;  // the argument whose list is a copy already
     for (size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
       if (slot.element < 0) {
@@ -283,8 +280,8 @@ class PieceCall {
         continue;
       }
       c10::IValue& value = argument(slot.argument);
-      if (lists_.empty() || lists_.back().first != slot.argument) {
-        lists_.emplace_back(slot.argument, value);
+      if (copied != slot.argument) {
+        copied = slot.argument;
         if (value.isTensorList()) {
           value = c10::List<at::Tensor>(value.toTensorVector());
         } else {
@@ -366,7 +363,7 @@ class PieceCall {
                            fmt::format("its rule cuts dim {} of a result that has {}", dim, sizes.size()),
                            state_->mesh().where(), "report this with the call"});
     }
-    std::vector<int64_t> strides;
+    Strides strides;
     if (!to.placed->is_even && way.alias >= 0) strides = view_strides(solution, output, way, sizes);
     const bool is_dense = to.placed->is_even || way.alias >= 0;
     at::Tensor result = wrap_piece(is_dense ? piece : piece.contiguous(), sizes, to.placed, state_, strides);
@@ -388,8 +385,8 @@ class PieceCall {
   }
 
   /// Of a view, by the strides of what it views, which are the same on all ranks.
-  std::vector<int64_t> view_strides(const Solution& solution, size_t output, const OpInfo::Return& way,
-                                    at::IntArrayRef sizes) const {
+  Strides view_strides(const Solution& solution, size_t output, const OpInfo::Return& way,
+                       at::IntArrayRef sizes) const {
     size_t viewed = 0;
     while (viewed < slots_.size() && slots_[viewed].argument != way.alias) ++viewed;
     const auto& operation = solution.operation;
@@ -437,7 +434,6 @@ class PieceCall {
   OpInfo* info_ = nullptr;
   Slots slots_;
   c10::SmallVector<at::Tensor, 8> pieces_;
-  std::vector<std::pair<int, c10::IValue>> lists_;
 };
 
 }  // namespace

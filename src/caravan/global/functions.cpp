@@ -69,7 +69,7 @@ const Placed* gradient_layout(const Placed& placed, const Layout& now, bool sums
     const Placement& own = placed.layout[axis];
     if (own.is_shard()) continue;
     const bool is_summed = own.is_partial() || (sums && placement.is_partial());
-    entries.emplace_back(axis, is_summed || (own.is_partial()) ? Placement(Replicate{}) : placement);
+    entries.emplace_back(axis, is_summed ? Placement(Replicate{}) : placement);
   }
   return state.intern(Layout(std::move(entries)));
 }

@@ -49,7 +49,7 @@ void reduce_all(std::vector<Waiting>& group, const MeshAxis& axis) {
   for (const Waiting& each : group) flat.push_back(each.gradient->piece.reshape({-1}));
   const at::Tensor in = at::cat(flat);
   const at::Tensor out = at::empty_like(in);
-  all_reduce_async(axis.comm(), in, out, ReduceOp::sum, Call("gradients")).wait();
+  start({axis, Partial{}, Replicate{}}, in, out, Call("gradients")).wait();
   int64_t begin = 0;
   for (const Waiting& each : group) {
     at::Tensor& piece = each.gradient->piece;
@@ -77,7 +77,7 @@ void reduce_scatter_all(std::vector<Waiting>& group, const MeshAxis& axis) {
   }
   const at::Tensor in = at::cat(flat);
   const at::Tensor out = at::empty({counts[axis.coord()]}, in.options());
-  reduce_scatter_async(axis.comm(), in, out, ReduceOp::sum, counts, Call("gradients")).wait();
+  start({axis, Partial{}, Shard{0}, counts}, in, out, Call("gradients")).wait();
   int64_t begin = 0;
   for (size_t i = 0; i < group.size(); ++i) {
     at::Tensor& piece = group[i].gradient->piece;

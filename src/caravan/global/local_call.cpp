@@ -12,10 +12,7 @@
 namespace caravan {
 
 c10::IValue& LocalCall::argument(std::string_view name) {
-  const auto& arguments = op_.schema().arguments();
-  for (size_t i = 0; i < num_arguments_; ++i) {
-    if (arguments[i].name() == name) return stack_[stack_.size() - num_arguments_ + i];
-  }
+  if (const auto i = op_.schema().argumentIndexWithName(name)) return stack_[stack_.size() - num_arguments_ + *i];
   throw InternalError({"global", this->name(), fmt::format("has no argument {}", name), "", "name one of its schema"});
 }
 
@@ -70,13 +67,11 @@ at::Tensor LocalCall::reduce(char label, const at::Tensor& x, ReduceOp op) {
   return result;
 }
 
-at::Tensor LocalCall::reduce_over(const MeshAxis& axis, const at::Tensor& x, ReduceOp op) {
-  if (x.is_complex()) {
-    return at::view_as_complex(reduce_over(axis, at::view_as_real(x.resolve_conj()), op));
-  }
+at::Tensor reduced_over(const MeshAxis& axis, const at::Tensor& x, ReduceOp op, std::string_view what) {
+  if (x.is_complex()) return at::view_as_complex(reduced_over(axis, at::view_as_real(x.resolve_conj()), op, what));
   const at::Tensor own = x.contiguous();
   at::Tensor result = at::empty_like(own);
-  all_reduce_async(axis.comm(), own, result, op, Call(name())).wait();
+  all_reduce_async(axis.comm(), own, result, op, Call(what)).wait();
   return result;
 }
 

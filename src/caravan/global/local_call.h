@@ -21,6 +21,9 @@ struct LabelRange {
   int64_t whole = 0;
 };
 
+/// The sum, or another reduction, of `x` over an axis, on all of its ranks: a new tensor. Collective.
+at::Tensor reduced_over(const MeshAxis& axis, const at::Tensor& x, ReduceOp op, std::string_view what);
+
 /// An op that is about to run on pieces: what a LocalKernel sees. Its arguments are pieces already. The kernel takes
 /// them, and pushes what the op returns.
 class LocalCall {
@@ -53,7 +56,10 @@ class LocalCall {
   /// The same over each of the labels.
   at::Tensor sum_over(std::string_view labels, const at::Tensor& x);
   at::Tensor max_over(std::string_view labels, const at::Tensor& x);
-  at::Tensor reduce_over(const MeshAxis& axis, const at::Tensor& x, ReduceOp op);
+  /// reduced_over(), as this op.
+  at::Tensor reduce_over(const MeshAxis& axis, const at::Tensor& x, ReduceOp op) {
+    return reduced_over(axis, x, op, name());
+  }
 
  private:
   at::Tensor reduce(char label, const at::Tensor& x, ReduceOp op);

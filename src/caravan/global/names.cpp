@@ -180,10 +180,7 @@ Layout layout_from(const NamedSizes& named, const DimRules& rules, const Mesh& m
                              fmt::format("use at most {} ranks, or drop the rule of \"{}\"", rows, name)});
         }
         Cut cut{Cut::Kind::label, label};
-        if (rows % n != 0) {
-          cut.sizes.assign(n, rows / n);
-          for (int i = 0; i < rows % n; ++i) ++cut.sizes[i];
-        }
+        if (rows % n != 0) cut.sizes = parts_of(rows, n);
         rows = cut.sizes.empty() ? rows / n : cut.sizes[mesh[axis].coord()];
         cuts.push_back({axis, std::move(cut)});
       }

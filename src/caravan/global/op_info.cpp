@@ -35,9 +35,8 @@ bool same_set(const c10::AliasInfo& a, const c10::AliasInfo& b) {
 
 }  // namespace
 
-OpInfo::OpInfo(const c10::OperatorHandle& op) : name(op.schema().name()) {
+OpInfo::OpInfo(const c10::OperatorHandle& op) : name(c10::toString(op.operator_name())) {
   const c10::FunctionSchema& schema = op.schema();
-  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   rule = rule_table().find(op);
   changes_sizes = op.hasTag(at::Tag::inplace_view);
   parts = taken_apart(name);

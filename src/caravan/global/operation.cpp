@@ -9,18 +9,9 @@
 
 namespace caravan {
 
-std::string OpCall::name() const {
-  const std::string& overload = schema().overload_name();
-  return overload.empty() ? schema().name() : schema().name() + "." + overload;
-}
+std::string OpCall::name() const { return c10::toString(op_.operator_name()); }
 
-int OpCall::index(std::string_view argument) const {
-  const auto& arguments = schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == argument) return static_cast<int>(i);
-  }
-  return -1;
-}
+int OpCall::index(std::string_view argument) const { return schema().argumentIndexWithName(argument).value_or(-1); }
 
 const c10::IValue& OpCall::value(std::string_view argument) const {
   const int i = index(argument);

@@ -92,8 +92,9 @@ class OpCall {
   std::vector<GlobalOperand> operands_;
 };
 
-/// The rule of an op: nothing if this call has none, so that it runs on whole tensors.
-using Rule = std::function<std::optional<TypedCall>(const OpCall&)>;
+/// Nothing: the call has no rule, so that it runs on whole tensors.
+using TypedResult = std::optional<TypedCall>;
+using Rule = std::function<TypedResult(const OpCall&)>;
 
 /// Rules by "aten::add.Tensor", or by "aten::add" for all overloads that have none of their own.
 class RuleTable {

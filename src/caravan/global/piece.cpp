@@ -18,38 +18,25 @@
 namespace caravan {
 namespace {
 
-using ShortSizes = c10::SmallVector<int64_t, 6>;
-
 /// Dense strides in the order in which the piece lies in memory, so that what asks for a contiguous tensor gets one.
 /// Dims that the piece repeats (stride 0) are repeated here too. All ranks must get the same ones, as autograd chooses
 /// by them: so a dim of which this piece has one row counts by its stride, which says little to a piece alone.
-ShortSizes strides_like(const at::Tensor& piece, at::IntArrayRef sizes) {
-  const auto num_dims = static_cast<int64_t>(sizes.size());
-  const auto piece_strides = piece.strides();
-  ShortSizes strides(num_dims, 1);
-  ShortSizes order(num_dims);
-  std::iota(order.begin(), order.end(), int64_t{0});
-  if (!std::is_sorted(piece_strides.begin(), piece_strides.end(), std::greater<>())) {
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return piece_strides[a] > piece_strides[b]; });
+Strides strides_like(const at::Tensor& piece, at::IntArrayRef sizes) {
+  const auto strides = piece.strides();
+  Strides order;
+  for (int64_t dim = 0; dim < piece.dim(); ++dim) {
+    if (strides[dim] != 0 || piece.size(dim) <= 1) order.push_back(dim);
   }
-  int64_t stride = 1;
-  for (int64_t i = num_dims; i-- > 0;) {
-    const int64_t dim = order[i];
-    if (piece.stride(dim) == 0 && piece.size(dim) > 1) {
-      strides[dim] = 0;
-      continue;
-    }
-    strides[dim] = stride;
-    stride *= std::max<int64_t>(sizes[dim], 1);
+  if (!std::is_sorted(strides.begin(), strides.end(), std::greater<>())) {
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
   }
-  return strides;
+  return dense_strides(sizes, order);
 }
 
-ShortSizes row_major(at::IntArrayRef sizes) {
-  ShortSizes strides(sizes.size(), 1);
-  for (size_t dim = sizes.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
-  return strides;
+Strides row_major(at::IntArrayRef sizes) {
+  Strides order(sizes.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  return dense_strides(sizes, order);
 }
 
 /// Shards first, by dim, then the other axes in the order of the mesh: equal layouts get equal texts.
@@ -71,12 +58,6 @@ Layout in_order(const Layout& layout, const std::vector<std::string>& axes) {
 c10::DispatchKey key_of(const at::Device& device) {
   if (device.is_cuda()) return c10::DispatchKey::CUDA;
   return device.is_meta() ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
-}
-
-std::vector<int64_t> balanced(int64_t rows, int n) {
-  std::vector<int64_t> sizes(n, rows / n);
-  for (int i = 0; i < rows % n; ++i) ++sizes[i];
-  return sizes;
 }
 
 }  // namespace
@@ -161,17 +142,16 @@ const Placed* GlobalState::placed(const Layout& layout, const std::vector<int64_
   std::vector<bool> is_uneven(sizes.size(), false);
   const Layout complete = completed(layout);
   for (const auto& [axis, placement] : complete.entries()) {
-    if (!mesh_.has(axis)) mesh_[axis];  // throws, naming the axes
+    const int n = mesh_[axis].size();  // throws for an axis that is not there
     if (!placement.is_shard() || placement.dim() >= static_cast<int>(sizes.size())) {
       entries.emplace_back(axis, placement.is_invariant() ? Placement(Replicate{}) : placement);
       continue;
     }
-    const int n = mesh_[axis].size();
     const int dim = placement.dim();
     Shard shard{dim, placement.sizes(), placement.owner(), placement.owner_rows(), placement.blocks()};
     const int64_t rows = local[dim] / std::max(1, shard.blocks);
     const bool fits = shard.blocks <= 1 || local[dim] % shard.blocks == 0;
-    if (placement.is_even() && fits && (rows % n != 0 || is_uneven[dim])) shard.sizes = balanced(rows, n);
+    if (placement.is_even() && fits && (rows % n != 0 || is_uneven[dim])) shard.sizes = parts_of(rows, n);
     is_uneven[dim] = is_uneven[dim] || !shard.sizes.empty() || shard.owner >= 0;
     if (const auto wrong = misfit(shard, local[dim], n, axis)) {
       throw ShapeError({"global",
@@ -198,7 +178,7 @@ at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Plac
   const at::Device device = piece.device();
   const auto keys = c10::DispatchKeySet(key_of(device)).add(kGlobalKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(keys, piece.dtype(), device);
-  ShortSizes strides(given.begin(), given.end());
+  Strides strides(given.begin(), given.end());
   if (given.size() != sizes.size()) strides = placed->is_even ? strides_like(piece, sizes) : row_major(sizes);
   impl->set_sizes_and_strides(sizes, strides);
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_("a global tensor");
@@ -206,8 +186,8 @@ at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Plac
   return at::Tensor(std::move(impl));
 }
 
-std::vector<int64_t> dense_strides(at::IntArrayRef sizes, at::IntArrayRef order) {
-  std::vector<int64_t> strides(sizes.size(), 1);
+Strides dense_strides(at::IntArrayRef sizes, at::IntArrayRef order) {
+  Strides strides(sizes.size(), 0);
   int64_t stride = 1;
   for (size_t i = order.size(); i-- > 0;) {
     strides[order[i]] = stride;

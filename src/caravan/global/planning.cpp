@@ -195,17 +195,11 @@ class Planner {
         operands.push_back(all[i]);
       }
       TypedCall operation = pointwise(OpCall(op_, arguments_, operands));
-      // A number that all elements share is whole for each of them.
+      // A number that all elements share is whole for each of them: no summand for one and whole for another.
       if (is_shared) operation.terms.clear();
       const auto placing = place(operation, operands);
       if (!placing) return plan_whole(all, "has no placement for these layouts");
-      for (size_t i = 0; i < chosen.size(); ++i) {
-        // A number that all elements share cannot be a summand for one of them and whole for another.
-        if (operands[i].element < 0 && !(placing->operands[i] == state_.whole()->layout)) {
-          return plan_whole(all, "has no placement for these layouts");
-        }
-        layouts[chosen[i]] = placing->operands[i];
-      }
+      for (size_t i = 0; i < chosen.size(); ++i) layouts[chosen[i]] = placing->operands[i];
       const auto cut =
           operation.outputs.empty() ? std::vector<std::pair<int, int64_t>>{} : cut_dims(operation.outputs[0], *placing);
       solution_->outputs.push_back(

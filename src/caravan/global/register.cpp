@@ -37,8 +37,7 @@ void add_kernel(const c10::OperatorHandle& op) {
   if (own == nullptr) {
     own = std::make_unique<torch::Library>(torch::Library::IMPL, library, kGlobalKey, __FILE__, __LINE__);
   }
-  const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-  own->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_pieces>());
+  own->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_pieces>());
 }
 
 [[noreturn]] void refuse_kernel(const std::string& whose) {

@@ -3,12 +3,11 @@
 #include <cmath>
 #include <limits>
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "caravan/comm/tensor.h"
+#include "caravan/global/local_call.h"
 
 namespace caravan {
 namespace {
@@ -125,11 +124,8 @@ void take_root(PieceMeta& meta) {
   }
   for (size_t i = 0; i < meta.state->axes().size(); ++i) {
     if ((root.axes >> i & 1) == 0) continue;
-    const at::Tensor all = at::empty_like(value);
     const MeshAxis& axis = meta.state->mesh()[meta.state->axes()[i]];
-    all_reduce_async(axis.comm(), value, all, is_maximum ? ReduceOp::max : ReduceOp::sum, Call("norm of pieces"))
-        .wait();
-    value = all;
+    value = reduced_over(axis, value, is_maximum ? ReduceOp::max : ReduceOp::sum, "norm of pieces");
   }
   value = is_maximum ? value[0].masked_fill(value[1] > 0, std::nan("")) : value.pow(1 / root.power);
   meta.piece = value.to(meta.piece.scalar_type());

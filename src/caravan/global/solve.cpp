@@ -313,10 +313,6 @@ class Solver {
     Placing placing;
     placing.extents = op_.extents;
     for (const size_t axis : order) placing.cuts.push_back({axes_[axis], chosen_[axis].op});
-    if (const AxisCut* misfit = misfit_of(placing.cuts)) {
-      barred_.emplace_back(misfit->axis, misfit->cut.label);
-      return std::nullopt;
-    }
     for (size_t i = 0; i < operands_.size(); ++i) {
       std::vector<AxisCut> cuts;
       for (const size_t axis : order) cuts.push_back({axes_[axis], chosen_[axis].operands[i]});
@@ -328,42 +324,6 @@ class Solver {
       if (!add_layout(placing.outputs, cuts, op_.outputs[i])) return std::nullopt;
     }
     return placing;
-  }
-
-  /// A cut of a label that a major axis cuts too whose sizes are those of another part; null if there is none. What an
-  /// operand has already fits.
-  const AxisCut* misfit_of(const std::vector<AxisCut>& cuts) const {
-    for (size_t minor = 1; minor < cuts.size(); ++minor) {
-      const Cut& cut = cuts[minor].cut;
-      if (!cut.is_label()) continue;
-      const auto extent = op_.extents.find(cut.label);
-      int64_t rows = extent == op_.extents.end() ? -1 : extent->second;
-      std::vector<size_t> all;
-      for (size_t axis = 0; axis <= minor; ++axis) {
-        if (cuts[axis].cut.is_label() && cuts[axis].cut.label == cut.label) all.push_back(axis);
-      }
-      if (all.size() < 2 || is_present(cuts, all)) continue;
-      for (const size_t axis : all) {
-        const Cut& each = cuts[axis].cut;
-        const int n = places_.find(cuts[axis].axis)->second.size;
-        const bool is_even = each.sizes.empty() && each.owner < 0;
-        const int64_t sum = std::accumulate(each.sizes.begin(), each.sizes.end(), int64_t{0}) * each.blocks;
-        const bool fits = rows >= 0 && (is_even ? rows % (int64_t{n} * each.blocks) == 0 : sum == rows);
-        if (!fits) return &cuts[minor];
-        rows = is_even ? rows / n : -1;
-      }
-    }
-    return nullptr;
-  }
-
-  /// Whether an operand is cut by these axes so.
-  bool is_present(const std::vector<AxisCut>& cuts, const std::vector<size_t>& axes) const {
-    for (size_t i = 0; i < operands_.size(); ++i) {
-      if (std::ranges::all_of(axes, [&](size_t axis) { return current(i, cuts[axis].axis) == cuts[axis].cut; })) {
-        return true;
-      }
-    }
-    return false;
   }
 
   /// Bars a label that cannot be cut so, and returns false.

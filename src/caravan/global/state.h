@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
 
 #include "caravan/global/context.h"
 #include "caravan/mesh/mesh.h"
@@ -133,8 +134,10 @@ inline PieceMeta* meta_of(const at::Tensor& tensor) noexcept {
 at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Placed* placed,
                       const std::shared_ptr<GlobalState>& state, at::IntArrayRef strides = {});
 
-/// Dense strides of a tensor whose dims lie in this order in memory, the outermost first.
-std::vector<int64_t> dense_strides(at::IntArrayRef sizes, at::IntArrayRef order);
+using Strides = c10::SmallVector<int64_t, 6>;
+/// Dense strides of a tensor whose dims lie in this order in memory, the outermost first. Dims that it lacks are
+/// repeated: their stride is 0.
+Strides dense_strides(at::IntArrayRef sizes, at::IntArrayRef order);
 
 /// The piece of `meta` under another layout; itself if that is the same. Collective. Not differentiable.
 at::Tensor moved_piece(const PieceMeta& meta, const Placed* to, std::string_view what);

@@ -112,6 +112,12 @@ void append_rows(std::vector<RowRun>& to, std::span<const RowRun> runs, int64_t 
   }
 }
 
+std::vector<int64_t> parts_of(int64_t rows, int64_t n) {
+  std::vector<int64_t> parts(static_cast<size_t>(n), rows / n);
+  for (int64_t i = 0; i < rows % n; ++i) ++parts[static_cast<size_t>(i)];
+  return parts;
+}
+
 std::string shape_text(const int64_t* sizes, size_t count) {
   return "[" + join(std::span<const int64_t>(sizes, count)) + "]";
 }

@@ -28,6 +28,9 @@ int64_t num_rows(std::span<const RowRun> runs);
 /// The rows at places [begin, begin + rows) of the concatenation of `runs`, added to `to`. Adjacent runs are joined.
 void append_rows(std::vector<RowRun>& to, std::span<const RowRun> runs, int64_t begin, int64_t rows);
 
+/// `rows` split among n ranks in parts that differ by at most one; the first parts are the larger ones.
+std::vector<int64_t> parts_of(int64_t rows, int64_t n);
+
 /// A shape as text: "[4096, 1000]".
 std::string shape_text(const int64_t* sizes, size_t count);
 

@@ -107,10 +107,9 @@ void ModuleAdapter::register_parameter_of(const std::string& name, const at::Ten
     parameter.set_requires_grad(tensor.requires_grad());
     return;
   }
-  const Layout layout = split_->layout_of(name, tensor);
-  const at::Tensor piece = split_->piece_of_whole(tensor, layout);
+  const at::Tensor piece = split_->piece_of_whole(name, tensor);
   parameter.set_external();
-  parameter.set_sharded(piece.requires_grad_(tensor.requires_grad()), layout);
+  parameter.set_sharded(piece.requires_grad_(tensor.requires_grad()), split_->layout_of(name, tensor));
   split_->add(parameter, tensor);
 }
 

@@ -73,14 +73,9 @@ Layout SplitModule::layout_of(const std::string& name, const at::Tensor& tensor)
   return Layout(std::move(entries)).completed(mesh_, Invariant{});
 }
 
-at::Tensor SplitModule::piece_of_whole(const at::Tensor& tensor, const Layout& layout) const {
+at::Tensor SplitModule::piece_of_whole(const std::string& name, const at::Tensor& tensor) const {
   const at::NoGradGuard no_grad;
-  GlobalState& state = *context_.state();
-  const PieceMeta all(tensor.detach(), state.whole(), context_.state());
-  std::vector<Layout::Entry> entries;
-  for (const std::string& axis : state.axes()) entries.emplace_back(axis, layout[axis]);
-  const Placed* placed = state.placed(Layout(std::move(entries)), tensor.sizes().vec(), "");
-  return moved_piece(all, placed, "parameter").clone(at::MemoryFormat::Contiguous);
+  return local(distribute(tensor.detach(), layout_for(name, layouts_), context_));
 }
 
 void SplitModule::add(Parameter& slot, const at::Tensor& tensor) {

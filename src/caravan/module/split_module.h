@@ -28,7 +28,7 @@ class SplitModule {
   /// The layout of a parameter on every axis of the mesh, R as I. Throws ShapeError, LayoutError naming it.
   Layout layout_of(const std::string& name, const at::Tensor& tensor) const;
   /// This rank's part of a tensor that it has whole, in memory of its own.
-  at::Tensor piece_of_whole(const at::Tensor& tensor, const Layout& layout) const;
+  at::Tensor piece_of_whole(const std::string& name, const at::Tensor& tensor) const;
   /// Makes `tensor`, of the module, a global tensor whose piece is the unsharded parameter of `slot`, which gets its
   /// gradients.
   void add(Parameter& slot, const at::Tensor& tensor);

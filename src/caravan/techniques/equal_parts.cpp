@@ -1,19 +1,13 @@
 #include "caravan/techniques/equal_parts.h"
 
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "caravan/base/text.h"
 
 namespace caravan {
-
-std::vector<int64_t> parts_of(int64_t rows, int64_t n) {
-  std::vector<int64_t> parts(static_cast<size_t>(n), rows / n);
-  for (int64_t i = 0; i < rows % n; ++i) ++parts[static_cast<size_t>(i)];
-  return parts;
-}
-
 namespace {
 
 std::string wrong_with_parts(const ModelConfig& config, int64_t degree) {

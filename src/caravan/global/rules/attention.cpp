@@ -12,8 +12,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// The labels of scaled dot-product attention: [batch, heads, queries, width] and [batch, heads, keys, width]. Of
 /// several query heads with the same key head, the key heads are labelled, and those with one key are whole.
 struct AttentionDims {
@@ -81,7 +79,7 @@ void cpu_attention_kernel(LocalCall& call) {
 
 /// Batch and heads are independent; so are queries, unless a causal mask tells their positions. The gradients of keys
 /// and values sum over queries.
-Result cpu_attention(const OpCall& call) {
+TypedResult cpu_attention(const OpCall& call) {
   Typing typing(call);
   const AttentionDims dims(call, typing);
   if (!dims.fits || call.number("dropout_p") != 0) return std::nullopt;
@@ -100,7 +98,7 @@ Result cpu_attention(const OpCall& call) {
 
 /// Of accelerators: by batch and heads. What they return beside the output differs between them; dropout would need
 /// the random numbers of the whole.
-Result device_attention(const OpCall& call) {
+TypedResult device_attention(const OpCall& call) {
   Typing typing(call);
   const AttentionDims dims(call, typing);
   if (!dims.fits || call.number("dropout_p") != 0) return std::nullopt;
@@ -129,7 +127,7 @@ Result device_attention(const OpCall& call) {
 }
 
 /// Which kernel is best, by the sizes of the whole, so that all ranks choose the same one.
-Result choose_attention(const OpCall& call) {
+TypedResult choose_attention(const OpCall& call) {
   Typing typing(call);
   TypedCall operation = typing.finish();
   std::vector<std::vector<int64_t>> sizes;
@@ -159,7 +157,7 @@ Result choose_attention(const OpCall& call) {
 // ---- attention with its projections ----
 
 /// [batch, positions, 3 x heads x width] to three of [batch, heads, positions, width].
-Result rescale_qkv(const OpCall& call) {
+TypedResult rescale_qkv(const OpCall& call) {
   Typing typing(call);
   const std::vector<int64_t> sizes = call.sizes(typing.operand_of("qkv"));
   const int64_t num_heads = call.integer("num_heads");
@@ -221,7 +219,7 @@ void multi_head_attention_kernel(LocalCall& call) {
   call.give({at::empty_like(query), needs_weights ? at::empty(sizes, query.options()) : at::Tensor()});
 }
 
-Result multi_head_attention(const OpCall& call) {
+TypedResult multi_head_attention(const OpCall& call) {
   Typing typing(call);
   const std::vector<int64_t> sizes = call.sizes(typing.operand_of("query"));
   if (sizes.size() != 3) return std::nullopt;
@@ -240,7 +238,7 @@ Result multi_head_attention(const OpCall& call) {
   return typing.finish();
 }
 
-Result encoder_layer(const OpCall& call) {
+TypedResult encoder_layer(const OpCall& call) {
   Typing typing(call);
   const std::vector<int64_t> sizes = call.sizes(typing.operand_of("src"));
   if (sizes.size() != 3) return std::nullopt;

@@ -15,8 +15,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// What a channel's statistics are taken over: labels of the input, and elements of the whole tensor.
 struct NormalizedOver {
   std::string labels;
@@ -208,7 +206,7 @@ struct BatchNorm {
   NormalizedOver over;
 };
 
-Result batch_norm(const OpCall& call) {
+TypedResult batch_norm(const OpCall& call) {
   BatchNorm norm(call);
   if (norm.dims.empty()) return norm.typing.finish();
   const std::string op = call.schema().name();
@@ -235,7 +233,7 @@ Result batch_norm(const OpCall& call) {
   return norm.typing.finish();
 }
 
-Result batch_norm_backward(const OpCall& call) {
+TypedResult batch_norm_backward(const OpCall& call) {
   BatchNorm norm(call);
   if (norm.dims.empty()) return norm.typing.finish();
   const bool is_cudnn = names(call.schema().name(), "cudnn");
@@ -255,7 +253,7 @@ Result batch_norm_backward(const OpCall& call) {
 }
 
 /// Mean and variance of a batch, and the running ones updated in place.
-Result batch_norm_update(const OpCall& call) {
+TypedResult batch_norm_update(const OpCall& call) {
   BatchNorm norm(call);
   const Dims channels{norm.channel};
   norm.typing.operation.outputs = {channels, channels};

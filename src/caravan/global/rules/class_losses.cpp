@@ -16,8 +16,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// The labels of nll_loss and nll_loss2d: classes, and the positions that have a target each.
 struct ClassLabels {
   std::string classes;
@@ -86,20 +84,27 @@ void nll_loss_kernel(LocalCall& call, const ClassLabels& labels) {
   call.give({loss.to(self.scalar_type()), total.to(self.scalar_type())});
 }
 
-Result nll_loss(const OpCall& call) {
-  Typing typing(call);
-  const Dims dims = typing.of("self");
-  if (dims.empty()) return std::nullopt;
+/// Names the dims of scores, targets and weights in `typing`. `positions`: those of the scores without the classes.
+ClassLabels name_classes(const OpCall& call, Typing& typing, const Dims& dims, Dims& positions) {
   ClassLabels labels;
   labels.dim = dims.size() == 1 ? 0 : 1;
   labels.classes = dims[labels.dim];
   labels.num_classes = call.sizes(typing.operand_of("self"))[labels.dim];
-  Dims positions = dims;
+  positions = dims;
   positions.erase(positions.begin() + labels.dim);
   labels.positions = labels_of(positions);
   typing.set("target", positions);
   typing.set("weight", {labels.classes});
   typing.need(labels.classes);
+  return labels;
+}
+
+TypedResult nll_loss(const OpCall& call) {
+  Typing typing(call);
+  const Dims dims = typing.of("self");
+  if (dims.empty()) return std::nullopt;
+  Dims positions;
+  const ClassLabels labels = name_classes(call, typing, dims, positions);
   const bool keeps = call.integer("reduction") == at::Reduction::None && dims.size() > 1;
   typing.operation.outputs = {keeps ? positions : Dims{}, {}};
   typing.operation.whole_outputs = {1};
@@ -128,19 +133,12 @@ void nll_loss_backward_kernel(LocalCall& call, const ClassLabels& labels) {
   call.give({result});
 }
 
-Result nll_loss_backward(const OpCall& call) {
+TypedResult nll_loss_backward(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("self");
   if (dims.empty()) return std::nullopt;
-  ClassLabels labels;
-  labels.dim = dims.size() == 1 ? 0 : 1;
-  labels.classes = dims[labels.dim];
-  labels.num_classes = call.sizes(typing.operand_of("self"))[labels.dim];
-  Dims positions = dims;
-  positions.erase(positions.begin() + labels.dim);
-  typing.set("target", positions);
-  typing.set("weight", {labels.classes});
-  typing.need(labels.classes);
+  Dims positions;
+  const ClassLabels labels = name_classes(call, typing, dims, positions);
   const bool keeps = call.integer("reduction") == at::Reduction::None && dims.size() > 1;
   typing.set("grad_output", keeps ? positions : Dims{});
   typing.set("total_weight", {});

@@ -10,8 +10,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// The labels of a convolution: n of the batch; channels of the input are (g i), of the output (g o), with g the groups
 /// if there are several.
 struct Channels {
@@ -72,7 +70,7 @@ void add_groups(const OpCall& call, const Channels& channels, TypedCall& operati
   operation.local_arguments.push_back({call.index("groups"), {channels.groups}});
 }
 
-Result convolution(const OpCall& call) {
+TypedResult convolution(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   const Channels channels = channels_of(call.sizes(0), call.sizes(1), groups_of(call, 0), is_transposed(call));
   TypedCall operation{.inputs = {channels.input, channels.weight},
@@ -92,7 +90,7 @@ Result convolution(const OpCall& call) {
 }
 
 /// Gradients of input, weight and bias.
-Result convolution_backward(const OpCall& call) {
+TypedResult convolution_backward(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   const int input = call.operand_of(call.index("input") >= 0 ? "input" : "self");
   const int weight = call.operand_of("weight");
@@ -127,7 +125,7 @@ Result convolution_backward(const OpCall& call) {
 }
 
 /// [time, batch, channels], weight [taps, input, output].
-Result convolution_tbc(const OpCall& call) {
+TypedResult convolution_tbc(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0)), labels.of(call.sizes(1)), {}}, .terms = {{0, 1}, {2}}};
@@ -142,7 +140,7 @@ Result convolution_tbc(const OpCall& call) {
 // ---- columns of windows ----
 
 /// Between images [n, c, ..] and columns [n, c * taps, positions].
-Result columns(const OpCall& call, bool from_image) {
+TypedResult columns(const OpCall& call, bool from_image) {
   if (has_outs(call)) return std::nullopt;
   int64_t num_taps = 1;
   for (const int64_t size : call.integers("kernel_size")) num_taps *= size;
@@ -184,7 +182,7 @@ TypedCall sampled(const std::vector<int64_t>& image, const std::vector<int64_t>&
   return operation;
 }
 
-Result grid_sampler(const OpCall& call) {
+TypedResult grid_sampler(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   Dims output;
   TypedCall operation = sampled(call.sizes(0), call.sizes(1), output);
@@ -193,7 +191,7 @@ Result grid_sampler(const OpCall& call) {
   return operation;
 }
 
-Result grid_sampler_backward(const OpCall& call) {
+TypedResult grid_sampler_backward(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   Dims gradient;
   TypedCall operation = sampled(call.sizes(1), call.sizes(2), gradient);
@@ -203,7 +201,7 @@ Result grid_sampler_backward(const OpCall& call) {
   return operation;
 }
 
-Result affine_grid(const OpCall& call) {
+TypedResult affine_grid(const OpCall& call) {
   if (has_outs(call)) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0))}, .terms = {{0}}};

@@ -3,10 +3,8 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// A new tensor of the operand's sizes: cut as the operand is. Ones or random values are no summands of a sum.
-Result like(const OpCall& call, bool is_zero) {
+TypedResult like(const OpCall& call, bool is_zero) {
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
   operation.outputs = operation.inputs;
@@ -16,7 +14,7 @@ Result like(const OpCall& call, bool is_zero) {
 
 /// A new tensor of sizes of its own: cut as the operand where the sizes are the same, else whole. The operand, of which
 /// only dtype and device count, stays where it is.
-Result of_sizes(const OpCall& call, bool is_zero) {
+TypedResult of_sizes(const OpCall& call, bool is_zero) {
   const std::vector<int64_t> sizes = call.integers("size");
   TypedCall operation = *like(call, is_zero);
   if (sizes == call.sizes(0)) {

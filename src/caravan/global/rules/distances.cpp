@@ -14,8 +14,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 // ---- distances ----
 
 /// Sizes without the last two dims, broadcast.
@@ -46,7 +44,7 @@ void cdist_kernel(LocalCall& call) {
 }
 
 /// Distances of each of P points from each of R. In backward every coordinate is on its own too, given the distances.
-Result cdist(const OpCall& call) {
+TypedResult cdist(const OpCall& call) {
   Typing typing(call);
   const std::vector<int64_t> a = call.sizes(typing.operand_of("x1"));
   const std::vector<int64_t> b = call.sizes(typing.operand_of("x2"));
@@ -78,7 +76,7 @@ Result cdist(const OpCall& call) {
 }
 
 /// Distances of all pairs of points: a row of a triangle for each, which no rank has a part of.
-Result pdist(const OpCall& call) {
+TypedResult pdist(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("self");
   if (dims.size() != 2) return std::nullopt;
@@ -146,7 +144,7 @@ void ctc_backward_kernel(LocalCall& call, const std::string& row) {
 }
 
 /// Sequences are independent, if each has a row of `targets`.
-Result ctc_loss(const OpCall& call) {
+TypedResult ctc_loss(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("log_probs");
   if (dims.size() != 3 || call.num_dims(typing.operand_of("targets")) != 2) return std::nullopt;

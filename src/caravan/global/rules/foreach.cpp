@@ -2,12 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
-#include "caravan/comm/tensor.h"
+#include "caravan/global/local_call.h"
 #include "caravan/global/state.h"
 #include "caravan/global/taken_apart.h"
 
@@ -87,10 +86,7 @@ void unscale(Stack& stack) {
   at::Tensor flag = whole_piece(found).clone();
   at::_amp_foreach_non_finite_check_and_unscale_(pieces, flag, factor);
   for (const MeshAxis& axis : state->mesh().axes()) {
-    if (axis.size() == 1) continue;
-    const at::Tensor most = at::empty_like(flag);
-    all_reduce_async(axis.comm(), flag, most, ReduceOp::max, Call("unscale gradients")).wait();
-    flag = most;
+    if (axis.size() > 1) flag = reduced_over(axis, flag, ReduceOp::max, "unscale gradients");
   }
   if (PieceMeta* meta = meta_of(found)) {
     meta->piece = flag;

@@ -11,8 +11,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 double elements(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), 1.0, std::multiplies<>());
 }
@@ -57,7 +55,7 @@ std::vector<int64_t> broadcast_sizes(const OpCall& call) {
   return sizes;
 }
 
-Result element_loss(const OpCall& call) {
+TypedResult element_loss(const OpCall& call) {
   Typing typing(call);
   const std::vector<int64_t> sizes = broadcast_sizes(call);
   const Dims dims = typing.of(sizes);
@@ -82,7 +80,7 @@ Result element_loss(const OpCall& call) {
 }
 
 /// Linear in the gradient, which is one number unless nothing was reduced. A mean divides by the elements of `self`.
-Result element_loss_backward(const OpCall& call) {
+TypedResult element_loss_backward(const OpCall& call) {
   Typing typing(call);
   std::vector<int64_t> sizes = broadcast_sizes(call);
   const int64_t reduction = call.integer("reduction", at::Reduction::Mean);
@@ -105,7 +103,7 @@ Result element_loss_backward(const OpCall& call) {
 // ---- of each row, over its classes: multi_margin_loss, multilabel_margin_loss ----
 
 /// Rows are independent. The losses of all classes of a row are one number. `self`: [N, C] or [C].
-Result margin_loss(const OpCall& call) {
+TypedResult margin_loss(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("self");
   const std::vector<int64_t> sizes = call.sizes(typing.operand_of("self"));

@@ -8,8 +8,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 // ---- over the last dims: layer_norm, rms_norm ----
 
 /// The first `n` of dims, and dims of one element after them: statistics of what is normalized.
@@ -19,7 +17,7 @@ Dims statistic_dims(Dims dims, size_t n) {
 }
 
 /// Each position of the dims before those that are normalized is independent. Gradients of weights sum over them.
-Result layer_norm(const OpCall& call) {
+TypedResult layer_norm(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("input");
   const size_t num_normalized = call.integers("normalized_shape").size();
@@ -66,7 +64,7 @@ void group_norm_kernel(LocalCall& call) {
 }
 
 /// Batch and groups are independent; a cut of the channels must fall between groups.
-Result group_norm(const OpCall& call) {
+TypedResult group_norm(const OpCall& call) {
   Typing typing(call);
   const int64_t num_rows = call.integer("N");
   const int64_t num_channels = call.integer("C");
@@ -117,7 +115,7 @@ void weight_norm_kernel(LocalCall& call) {
 }
 
 /// v g / |v|, with a norm for each element of one dim.
-Result weight_norm(const OpCall& call) {
+TypedResult weight_norm(const OpCall& call) {
   Typing typing(call);
   const bool is_backward = call.index("grad_w") >= 0;
   const Dims dims = typing.of(is_backward ? "saved_v" : "v");
@@ -138,7 +136,7 @@ Result weight_norm(const OpCall& call) {
 }
 
 /// Slices along one dim with a norm of at most `maxnorm`.
-Result renorm(const OpCall& call) {
+TypedResult renorm(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("self");
   const int64_t dim = call.dim("dim");

@@ -14,8 +14,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// How the norms of parts become that of the whole: as a sum of powers, the largest or the smallest.
 struct NormOrder {
   double order;
@@ -65,12 +63,10 @@ at::Tensor piece_norm(const at::Tensor& x, const NormOrder& order, const std::ve
 NormOrder order_of(const c10::IValue& value) { return {value.isNone() ? 2.0 : value.toScalar().toDouble()}; }
 
 /// The norm over cut dims: an all-reduce of a number for each norm.
-Result vector_norm(const OpCall& call) {
+TypedResult vector_norm(const OpCall& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
-  TypedCall operation = reduction(call, dims);
-  const std::string reduced = reduced_labels(operation);
-  operation.whole = operation.kernel_labels = reduced;
-  operation.whole_outputs = {0};
+  TypedCall operation = reduction_by_kernel(call, dims);
+  const std::string reduced = operation.kernel_labels;
   if (reduced.empty()) return operation;
   const std::string order_name = call.index("ord") >= 0 ? "ord" : "p";
   const bool has_dtype = call.index("dtype") >= 0;
@@ -120,7 +116,7 @@ void list_norms(LocalCall& call, const AxesOfTensors& axes) {
 }
 
 /// Each tensor of the list lies as it is, but for pending sums.
-Result foreach_norm(const OpCall& call) {
+TypedResult foreach_norm(const OpCall& call) {
   TypedCall operation;
   std::vector<Layout> operands;
   std::vector<Layout> outputs;

@@ -6,10 +6,8 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 /// Windows that are drawn for each plane: random_samples [N, C, 2 or 3], with N = 1 for an input without a batch.
-Result fractional_pool(const OpCall& call, int num_spatial) {
+TypedResult fractional_pool(const OpCall& call, int num_spatial) {
   if (has_outs(call)) return std::nullopt;
   Labels labels;
   Dims input = labels.of(call.sizes(0));

@@ -18,7 +18,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
 /// The value of an op for a standard draw of each element: uniform in [0, 1), or normal.
 using Transform = std::function<at::Tensor(LocalCall&, const at::Tensor& draws)>;
 
@@ -45,7 +44,7 @@ LocalKernel drawing(Draw draw, const std::vector<int64_t>& sizes, bool is_in_pla
 }
 
 /// Each element on its own; what it is drawn from may be broadcast operands.
-Result each_element(const OpCall& call, Draw draw, const Transform& transform) {
+TypedResult each_element(const OpCall& call, Draw draw, const Transform& transform) {
   TypedCall operation = pointwise(call);
   operation.terms.clear();
   const bool is_in_place = call.schema().arguments().front().alias_info() != nullptr;
@@ -156,7 +155,7 @@ at::Tensor normal_of_tensors(LocalCall& local, const at::Tensor& draws) {
 
 // ---- dropout ----
 
-Result native_dropout(const OpCall& call) {
+TypedResult native_dropout(const OpCall& call) {
   TypedCall operation = pointwise(call);
   operation.terms.clear();
   operation.kernel = [sizes = call.sizes(0)](LocalCall& local) {
@@ -175,7 +174,7 @@ Result native_dropout(const OpCall& call) {
 }
 
 /// Writes the slopes to `noise`.
-Result rrelu_with_noise(const OpCall& call) {
+TypedResult rrelu_with_noise(const OpCall& call) {
   if (call.index("out") >= 0 || call.schema().returns().size() != 1) return std::nullopt;
   TypedCall operation = pointwise(call);
   operation.terms.clear();
@@ -243,8 +242,8 @@ double binomial(const Draws& draws, int64_t element, double trials, double p) {
 }
 
 /// A count for each element of the broadcast operands. `count` gets their values.
-Result counted(const OpCall& call, const std::vector<std::string>& names,
-               const std::function<double(const Draws&, int64_t, const std::vector<double>&)>& count) {
+TypedResult counted(const OpCall& call, const std::vector<std::string>& names,
+                    const std::function<double(const Draws&, int64_t, const std::vector<double>&)>& count) {
   auto operation = each_element(call, Draw::uniform, {});
   if (!operation) return operation;
   std::vector<int64_t> sizes = call.sizes(0);
@@ -266,7 +265,7 @@ Result counted(const OpCall& call, const std::vector<std::string>& names,
 }
 
 /// Each row is drawn on its own: with replacement by inversion, else as the first of exponential clocks.
-Result multinomial(const OpCall& call) {
+TypedResult multinomial(const OpCall& call) {
   if (call.index("out") >= 0) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
@@ -317,7 +316,7 @@ void add_random_rules(RuleTable& rules) {
   add({"aten::randint_like", "aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype"}, Draw::uniform,
       randint_like);
   rules.add({"aten::randint_like.Tensor", "aten::randint_like.Tensor_generator"},
-            [](const OpCall&) -> Result { return std::nullopt; });
+            [](const OpCall&) -> TypedResult { return std::nullopt; });
   rules.add("aten::native_dropout", native_dropout);
   rules.add({"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}, rrelu_with_noise);
   rules.add("aten::poisson", [](const OpCall& call) {

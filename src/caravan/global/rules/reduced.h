@@ -14,6 +14,8 @@ std::vector<int64_t> reduced_dims(const OpCall& call);
 TypedCall reduction(const OpCall& call, const std::vector<int64_t>& dims);
 /// Of a reduction: the labels that its outputs do not have.
 std::string reduced_labels(const TypedCall& operation);
+/// The same for a reduction whose kernel makes the whole result on every rank where a reduced label is cut.
+TypedCall reduction_by_kernel(const OpCall& call, const std::vector<int64_t>& dims);
 /// A reduction that needs all elements of the dims that it takes away.
 TypedCall whole_reduction(const OpCall& call);
 

@@ -44,6 +44,13 @@ std::string reduced_labels(const TypedCall& operation) {
   return reduced;
 }
 
+TypedCall reduction_by_kernel(const OpCall& call, const std::vector<int64_t>& dims) {
+  TypedCall operation = reduction(call, dims);
+  operation.whole = operation.kernel_labels = reduced_labels(operation);
+  operation.whole_outputs = {0};
+  return operation;
+}
+
 TypedCall whole_reduction(const OpCall& call) {
   TypedCall operation = reduction(call, reduced_dims(call));
   operation.whole = reduced_labels(operation);
@@ -52,16 +59,14 @@ TypedCall whole_reduction(const OpCall& call) {
 
 namespace {
 
-using Result = std::optional<TypedCall>;
-
-Result sum(const OpCall& call) {
+TypedResult sum(const OpCall& call) {
   TypedCall operation = reduction(call, reduced_dims(call));
   operation.terms = {{0}};
   return operation;
 }
 
 /// A mean over a cut dim is the sum of what each rank has, divided by the elements of the whole.
-Result mean(const OpCall& call) {
+TypedResult mean(const OpCall& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
   TypedCall operation = reduction(call, dims);
   operation.terms = {{0}};
@@ -78,13 +83,13 @@ Result mean(const OpCall& call) {
   return operation;
 }
 
-Result count_nonzero(const OpCall& call) { return reduction(call, reduced_dims(call)); }
+TypedResult count_nonzero(const OpCall& call) { return reduction(call, reduced_dims(call)); }
 
 /// NaN in a sum is not NaN in each summand: not linear.
-Result nansum(const OpCall& call) { return reduction(call, reduced_dims(call)); }
+TypedResult nansum(const OpCall& call) { return reduction(call, reduced_dims(call)); }
 
 /// The products of all ranks, multiplied in their order.
-Result prod(const OpCall& call) {
+TypedResult prod(const OpCall& call) {
   TypedCall operation = whole_reduction(call);
   operation.kernel_labels = operation.whole;
   if (operation.whole.empty()) return operation;
@@ -131,7 +136,7 @@ struct Moments {
   }
 };
 
-Result variance(const OpCall& call, bool is_root, bool gives_mean) {
+TypedResult variance(const OpCall& call, bool is_root, bool gives_mean) {
   TypedCall operation = whole_reduction(call);
   if (operation.whole.empty() || call.value("self").toTensor().is_complex()) return operation;
   Moments moments{operation.whole, reduced_dims(call), call.flag("keepdim"), 1, is_root};
@@ -157,7 +162,7 @@ TypedCall answered(const OpCall& call, bool answer) {
 }
 
 /// Whether two tensors have the same sizes and elements: no tensor, so each rank needs the answer for all pieces.
-Result equal(const OpCall& call) {
+TypedResult equal(const OpCall& call) {
   if (call.sizes(0) != call.sizes(1)) return answered(call, false);
   Labels labels;
   const Dims dims = labels.of(call.sizes(0));
@@ -173,7 +178,7 @@ Result equal(const OpCall& call) {
 }
 
 /// Of the global tensors, whose pieces may differ.
-Result is_same_size(const OpCall& call) { return answered(call, call.sizes(0) == call.sizes(1)); }
+TypedResult is_same_size(const OpCall& call) { return answered(call, call.sizes(0) == call.sizes(1)); }
 
 }  // namespace
 
@@ -190,7 +195,7 @@ void add_reduction_rules(RuleTable& rules) {
   rules.add("aten::equal", equal);
   rules.add("aten::is_same_size", is_same_size);
   rules.add({"aten::linalg_vector_norm", "aten::norm.ScalarOpt_dim", "aten::norm.Scalar", "aten::logsumexp"},
-            [](const OpCall& call) -> Result { return whole_reduction(call); });
+            [](const OpCall& call) -> TypedResult { return whole_reduction(call); });
   add_extreme_rules(rules);
 }
 

@@ -12,7 +12,6 @@ namespace caravan {
 
 // What rules of ops on shapes share.
 using Sizes = std::vector<int64_t>;
-using TypedResult = std::optional<TypedCall>;
 
 inline int64_t num_elements(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());

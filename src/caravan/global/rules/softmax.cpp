@@ -14,8 +14,6 @@
 namespace caravan {
 namespace {
 
-using Result = std::optional<TypedCall>;
-
 at::Tensor exponents_of(const at::Tensor& x) {
   const at::ScalarType type = x.scalar_type();
   if (type == at::kHalf || type == at::kBFloat16) return x.to(at::kFloat);
@@ -56,7 +54,7 @@ TypedCall along_dim(const OpCall& call, const LocalKernel& kernel) {
 enum class Softmax : uint8_t { plain, log, safe };
 
 /// All-reduces of the maxima and of the sums of exponentials.
-Result softmax(const OpCall& call, Softmax kind) {
+TypedResult softmax(const OpCall& call, Softmax kind) {
   if (call.num_dims(0) == 0) return along_dim(call, nullptr);
   const int64_t dim = call.dim("dim");
   TypedCall operation = along_dim(call, nullptr);
@@ -84,7 +82,7 @@ Result softmax(const OpCall& call, Softmax kind) {
 }
 
 /// Linear in the gradient. An all-reduce of the sum that is taken out of it.
-Result softmax_backward(const OpCall& call, bool is_log) {
+TypedResult softmax_backward(const OpCall& call, bool is_log) {
   TypedCall operation = along_dim(call, nullptr);
   operation.terms = {{0}};
   const std::string label = operation.whole;
@@ -108,7 +106,7 @@ Dims mask_dims(const OpCall& call, const Dims& dims, const std::vector<int64_t>&
   return call.integer("mask_type", 2) == 1 ? Dims{dims[0], dims[3]} : Dims{};
 }
 
-Result masked_softmax(const OpCall& call) {
+TypedResult masked_softmax(const OpCall& call) {
   Typing typing(call);
   const bool is_backward = call.index("grad_output") >= 0;
   const Dims dims = typing.of(is_backward ? "grad_output" : "self");
@@ -128,12 +126,10 @@ Result masked_softmax(const OpCall& call) {
 
 // ---- others ----
 
-Result logsumexp(const OpCall& call) {
+TypedResult logsumexp(const OpCall& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
-  TypedCall operation = reduction(call, dims);
-  const std::string reduced = reduced_labels(operation);
-  operation.whole = operation.kernel_labels = reduced;
-  operation.whole_outputs = {0};
+  TypedCall operation = reduction_by_kernel(call, dims);
+  const std::string reduced = operation.kernel_labels;
   if (reduced.empty()) return operation;
   operation.kernel = [dims, reduced, keeps = call.flag("keepdim")](LocalCall& local) {
     const at::Tensor self = local.tensor("self");
@@ -148,7 +144,7 @@ Result logsumexp(const OpCall& call) {
 }
 
 /// The buffer is as large as the input, or empty.
-Result log_sigmoid(const OpCall& call) {
+TypedResult log_sigmoid(const OpCall& call) {
   Typing typing(call);
   const Dims dims = typing.of("self");
   typing.set("grad_output", dims);
