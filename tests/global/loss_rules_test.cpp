@@ -130,7 +130,9 @@ void add_attentions(std::vector<Call>& calls) {
 /// Those of which no part is independent, and a choice, which cuts nothing.
 const std::set<std::string> kWhole{"aten::_pdist_forward", "aten::_fused_sdp_choice"};
 
-void prove_calls(const std::vector<Call>& calls) {
+void prove_calls(void (*add)(std::vector<Call>&)) {
+  std::vector<Call> calls;
+  add(calls);
   std::set<std::string> uncut = [&] {
     std::set<std::string> names;
     for (const Call& call : calls) names.insert(call.name);
@@ -153,36 +155,12 @@ void prove_calls(const std::vector<Call>& calls) {
   for (const std::string& name : uncut) EXPECT_TRUE(kWhole.contains(name)) << name << " never ran on pieces";
 }
 
-TEST(GlobalLossRules, margins) {
-  std::vector<Call> calls;
-  add_margins(calls);
-  prove_calls(calls);
-}
-TEST(GlobalLossRules, losses_of_elements) {
-  std::vector<Call> calls;
-  add_element_losses(calls);
-  prove_calls(calls);
-}
-TEST(GlobalLossRules, softmaxes) {
-  std::vector<Call> calls;
-  add_softmaxes(calls);
-  prove_calls(calls);
-}
-TEST(GlobalLossRules, norms_of_weights) {
-  std::vector<Call> calls;
-  add_weight_norms(calls);
-  prove_calls(calls);
-}
-TEST(GlobalLossRules, distances) {
-  std::vector<Call> calls;
-  add_distances(calls);
-  prove_calls(calls);
-}
-TEST(GlobalLossRules, attentions) {
-  std::vector<Call> calls;
-  add_attentions(calls);
-  prove_calls(calls);
-}
+TEST(GlobalLossRules, margins) { prove_calls(add_margins); }
+TEST(GlobalLossRules, losses_of_elements) { prove_calls(add_element_losses); }
+TEST(GlobalLossRules, softmaxes) { prove_calls(add_softmaxes); }
+TEST(GlobalLossRules, norms_of_weights) { prove_calls(add_weight_norms); }
+TEST(GlobalLossRules, distances) { prove_calls(add_distances); }
+TEST(GlobalLossRules, attentions) { prove_calls(add_attentions); }
 
 }  // namespace
 }  // namespace caravan::testing::loss_rules_test

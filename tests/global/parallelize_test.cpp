@@ -11,6 +11,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/session/trials.h"
+#include "tests/data/support.h"
 #include "tests/redistribute/denote.h"
 
 namespace caravan::testing {
@@ -65,6 +66,43 @@ TEST(ParallelizeByLayouts, NamesDoTheSame) {
   const std::vector<DimNames> names{{"*.up.weight", "ff embed"}, {"*.up.bias", "ff"}, {"*.down.weight", "embed ff"}};
   check({{"dp", 1}, {"tp", 2}}, {tensor(names, {"ff -> tp"})});
   check({{"pp", 2}, {"dp", 1}, {"tp", 2}}, {tensor(names, {"ff -> tp"}), pipeline({.micro_batches = 2})});
+}
+
+/// Parameters are stored by their global names: what one layout has saved, another reads.
+TEST(ParallelizeByLayouts, CheckpointsAreReadUnderOtherLayouts) {
+  const TemporaryFolder folder;
+  const at::Tensor x = random_tensor({12, 8}, 1);
+  const at::Tensor y = random_tensor({12, 4}, 2);
+  const auto step = [&](ParallelModel& model, const Mesh& mesh, torch::optim::Optimizer& optimizer) {
+    const double loss = model.step(rows_of(x, mesh), rows_of(y, mesh), loss_of);
+    optimizer.step();
+    return loss;
+  };
+  const std::vector<Technique> split{tensor(kMegatron), fsdp()};
+  double next = 0;
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
+    ParallelModel model(stack(), mesh, split);
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    model.attach(optimizer);
+    model.load(folder / "run");
+    step(model, mesh, optimizer);
+    model.save(folder / "run", {.step = 1});
+    const double loss = step(model, mesh, optimizer);
+    if (mesh.rank() == 0) next = loss;
+  });
+  const auto resume = [&](const Axes& axes, const std::vector<Technique>& techniques) {
+    on_mesh(axes, [&](const Mesh& mesh) {
+      ParallelModel model(stack(), mesh, techniques);
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+      model.attach(optimizer);
+      EXPECT_EQ(model.load(folder / "run").step, 1);
+      const double loss = step(model, mesh, optimizer);
+      EXPECT_NEAR(loss, next, 1e-10 * next);
+    });
+  };
+  resume({{"dp", 1}}, {});
+  resume({{"dp", 3}}, {zero({.stage = 1})});
+  resume({{"dp", 1}, {"tp", 3}}, {tensor(kMegatron)});
 }
 
 TEST(ParallelizeByLayouts, RefusesWhatDoesNotFit) {

@@ -75,13 +75,13 @@ TEST(GlobalRecurrent, gru) {
   using torch::nn::GRUOptions;
   check(layers<torch::nn::GRUImpl>(GRUOptions(3, 5)), random_tensor({4, 6, 3}, 1), 1);
 }
-// at::gru ends with transpose_(), which changes sizes in place: the dispatch does not give them to the global tensor.
-TEST(GlobalRecurrent, DISABLED_gru_with_batch_first) {
+// at::gru ends with transpose_(), which changes the sizes of the global tensor in place.
+TEST(GlobalRecurrent, gru_with_batch_first) {
   using torch::nn::GRUOptions;
   check(layers<torch::nn::GRUImpl>(GRUOptions(3, 5).num_layers(2).bidirectional(true).batch_first(true)),
         random_tensor({6, 4, 3}, 1), 0);
 }
-TEST(GlobalRecurrent, DISABLED_gru_with_batch_first_uneven) {
+TEST(GlobalRecurrent, gru_with_batch_first_uneven) {
   using torch::nn::GRUOptions;
   check(layers<torch::nn::GRUImpl>(GRUOptions(3, 5).num_layers(2).bidirectional(true).batch_first(true)),
         random_tensor({7, 4, 3}, 1), 0);
