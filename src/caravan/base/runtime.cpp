@@ -103,7 +103,7 @@ Runtime::Runtime(const RuntimeOptions& options) {
                       fmt::format("{} threads, must be at least 1", options.intra_op_threads), "", "use 1 or more"});
   }
   if (runtime_lives.exchange(true)) {
-    throw UsageError({"runtime", "", "another Runtime exists in this process", "", "make one, in main()"});
+    throw UsageError({"runtime", "", "another Session or Runtime exists in this process", "", "make one, in main()"});
   }
   at::set_num_threads(options.intra_op_threads);
   if (options.count_memory) {

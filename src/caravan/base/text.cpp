@@ -13,7 +13,6 @@
 #include <fmt/ranges.h>
 
 namespace caravan {
-namespace {
 
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -29,6 +28,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   }
   return row.back();
 }
+
+namespace {
 
 std::string lower(std::string_view text) {
   std::string result(text);

@@ -14,6 +14,9 @@ std::string join(std::span<const int64_t> numbers, std::string_view separator = 
 /// Lists at most `most` names: "a, b, c and 9 more".
 std::string some_of(std::span<const std::string> names, size_t most);
 
+/// The least number of letters to change, add or remove that makes `a` into `b`.
+size_t edit_distance(std::string_view a, std::string_view b);
+
 /// The closest candidate by edit distance, preferring those that begin with `word`; the first on a tie, "" if there are
 /// none.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);

@@ -1,6 +1,7 @@
 #include "caravan/mesh/layout.h"
 
 #include <algorithm>
+#include <ostream>
 #include <set>
 
 #include "caravan/base/error.h"
@@ -82,6 +83,8 @@ Layout Layout::dual() const {
   for (auto& [axis, placement] : result.entries_) placement = caravan::dual(placement);
   return result;
 }
+
+std::ostream& operator<<(std::ostream& stream, const Layout& layout) { return stream << layout.to_string(); }
 
 std::string Layout::to_string() const {
   std::vector<std::string> parts;

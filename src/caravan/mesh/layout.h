@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -53,6 +54,9 @@ class Layout {
  private:
   std::vector<Entry> entries_;
 };
+
+/// to_string().
+std::ostream& operator<<(std::ostream& stream, const Layout& layout);
 
 /// A part of a global tensor: the piece that one rank holds, or one of several that it is made of.
 struct Box {
