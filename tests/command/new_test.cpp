@@ -39,6 +39,11 @@ TEST_F(NewTest, WritesTheExampleThatIsAskedFor) {
                 AllOf(HasSubstr("parallelize("), HasSubstr(std::string("build/") + name)));
   }
   EXPECT_THAT(text_of(path("fsdp/main.cpp")), HasSubstr("fsdp("));
+  for (const char* name : {"global_tensors", "named_dims", "global_cnn"}) {
+    EXPECT_EQ(caravan({"new", path(name), "--template", name}).code, 0) << name;
+    EXPECT_THAT(text_of(path(name) + "/main.cpp"),
+                AllOf(HasSubstr("GlobalContext"), HasSubstr(std::string("build/") + name)));
+  }
   const Result wrong = caravan({"new", path("wrong"), "--template", "fsd"});
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("--template"), HasSubstr("fsdp")));
