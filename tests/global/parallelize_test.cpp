@@ -6,6 +6,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -103,6 +105,37 @@ TEST(ParallelizeByLayouts, CheckpointsAreReadUnderOtherLayouts) {
   resume({{"dp", 1}}, {});
   resume({{"dp", 3}}, {zero({.stage = 1})});
   resume({{"dp", 1}, {"tp", 3}}, {tensor(kMegatron)});
+}
+
+/// The forward that is repeated for backward drops the same elements. Sums of the same numbers in the same order: 0.
+TEST(ParallelizeByLayouts, RecomputedDropoutIsTheSame) {
+  const at::Tensor x = random_tensor({12, 8}, 1);
+  const at::Tensor y = random_tensor({12, 8}, 2);
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
+    const auto parameters_after = [&](const std::vector<Technique>& techniques, uint64_t seed) {
+      torch::nn::Sequential net;
+      {
+        static std::mutex one_generator;
+        const std::lock_guard lock(one_generator);
+        at::manual_seed(3);
+        net = torch::nn::Sequential(Block(), torch::nn::Dropout(0.5), Block(), torch::nn::Dropout(0.5));
+      }
+      net->to(at::kDouble);
+      ParallelModel model(net, mesh, techniques, {.micro_batches = 2, .seed = seed});
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01));
+      model.attach(optimizer);
+      for (int step = 0; step < 2; ++step) {
+        model.step(rows_of(x, mesh), rows_of(y, mesh), loss_of);
+        optimizer.step();
+      }
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& each : model.parameters()) all.push_back(each.detach().flatten());
+      return at::cat(all);
+    };
+    const at::Tensor kept = parameters_after({tensor(kMegatron)}, 5);
+    EXPECT_TRUE(at::equal(kept, parameters_after({tensor(kMegatron), recompute()}, 5)));
+    EXPECT_FALSE(at::equal(kept, parameters_after({tensor(kMegatron), recompute()}, 6)));
+  });
 }
 
 TEST(ParallelizeByLayouts, RefusesWhatDoesNotFit) {

@@ -48,8 +48,9 @@ class ModuleAdapter::UnitModule final : public Module {
   }
 
  private:
-  Tensors forward(Tensors inputs, const ForwardContext& /*context*/) override {
-    return split_ == nullptr ? unit_.forward(std::move(inputs)) : split_->run(unit_.forward, inputs);
+  Tensors forward(Tensors inputs, const ForwardContext& context) override {
+    if (split_ == nullptr) return unit_.forward(std::move(inputs));
+    return split_->run(unit_.name, unit_.forward, inputs, context);
   }
   Unit unit_;
   std::shared_ptr<SplitModule> split_;
@@ -84,10 +85,9 @@ Parameter* ModuleAdapter::slot_of(const at::Tensor& tensor) const {
 void ModuleAdapter::register_parameters(const Mesh& mesh, const std::vector<NamedLayout>& layouts) {
   if (!layouts.empty()) {
     split_ = std::make_shared<SplitModule>(layouts, mesh);
-    std::vector<std::string> names;
-    for (const auto& item : module_->named_parameters()) names.push_back(item.key());
-    split_->check_patterns(names);
+    split_->check_patterns(*module_);
     for (const auto& item : module_->named_parameters()) split_->layout_of(item.key(), item.value());  // throws
+    if (!split_->splits()) split_ = nullptr;
   }
   for (const auto& item : module_->named_parameters()) {
     if (slot_of(item.value()) == nullptr) register_parameter_of(item.key(), item.value(), mesh);
@@ -160,7 +160,9 @@ void ModuleAdapter::check_parameters() const {
 
 Tensors ModuleAdapter::forward(Tensors inputs, const ForwardContext& context) {
   check_parameters();
-  if (units_.empty()) return split_ == nullptr ? forward_(std::move(inputs)) : split_->run(forward_, inputs);
+  if (units_.empty()) {
+    return split_ == nullptr ? forward_(std::move(inputs)) : split_->run("", forward_, inputs, context);
+  }
   for (Module* unit : units_) inputs = unit->run(std::move(inputs), context);
   return inputs;
 }

@@ -10,7 +10,10 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <torch/nn/module.h>
+
 #include "caravan/base/error.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/global/global.h"
 #include "caravan/global/state.h"
 
@@ -40,6 +43,7 @@ std::vector<std::string> axes_of(const std::vector<NamedLayout>& layouts, const 
   }
   for (const NamedLayout& each : layouts) {
     for (const auto& [axis, placement] : each.layout.entries()) {
+      if (is_absent_axis(mesh, axis)) continue;
       mesh[axis];  // throws, naming those that there are
       if (axis != "dp" && axis != "pp") continue;
       throw UsageError({"parallelize", "layout of \"" + each.pattern + "\"", "names axis " + axis, mesh.where(),
@@ -56,10 +60,22 @@ SplitModule::SplitModule(const std::vector<NamedLayout>& layouts, const Mesh& me
     : mesh_(mesh), layouts_(layouts), context_(mesh, {.axes = axes_of(layouts, mesh)}) {}
 
 SplitModule::~SplitModule() {
-  for (const Split& each : split_) torch::autograd::impl::set_post_acc_grad_hooks(each.tensor, nullptr);
+  for (const Split& each : split_) {
+    if (each.tensor.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(each.tensor, nullptr);
+  }
 }
 
-void SplitModule::check_patterns(const std::vector<std::string>& names) const {
+void SplitModule::check_patterns(const torch::nn::Module& net) const {
+  std::vector<std::string> names;
+  for (const auto& item : net.named_parameters()) names.push_back(item.key());
+  for (const auto& item : net.named_buffers()) {
+    names.push_back(item.key());
+    for (const auto& [axis, placement] : layout_for(item.key(), layouts_).entries()) {
+      if (placement.is_whole()) continue;
+      throw UsageError({"parallelize", "layout of \"" + item.key() + "\"", "shards a buffer, which stays whole here",
+                        mesh_.where(), "give it no layout, or use distribute_module()"});
+    }
+  }
   check_layout_patterns(names, layouts_, mesh_, "parallelize");
 }
 
@@ -75,7 +91,7 @@ Layout SplitModule::layout_of(const std::string& name, const at::Tensor& tensor)
 
 at::Tensor SplitModule::piece_of_whole(const std::string& name, const at::Tensor& tensor) const {
   const at::NoGradGuard no_grad;
-  return local(distribute(tensor.detach(), layout_for(name, layouts_), context_));
+  return local(distributed(tensor.detach(), layout_for(name, layouts_), context_));
 }
 
 void SplitModule::add(Parameter& slot, const at::Tensor& tensor) {
@@ -102,9 +118,20 @@ void SplitModule::follow_dtypes() {
   }
 }
 
-std::vector<at::Tensor> SplitModule::run(const std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>& forward,
-                                         const std::vector<at::Tensor>& inputs) {
+uint64_t SplitModule::seed_of(const std::string& unit, const ForwardContext& context) const {
+  std::string key = fmt::format("{} {}", unit, context.micro_batch);
+  const std::vector<std::string>& own = context_.state()->axes();
+  for (const MeshAxis& axis : mesh_.axes()) {
+    if (std::ranges::find(own, axis.name()) == own.end()) key += fmt::format(" {} {}", axis.name(), axis.coord());
+  }
+  const RandomStream stream(context.seed, key, context.step);
+  return static_cast<uint64_t>(stream.bits(0)) << 32 | stream.bits(1);
+}
+
+std::vector<at::Tensor> SplitModule::run(const std::string& unit, const Forward& forward,
+                                         const std::vector<at::Tensor>& inputs, const ForwardContext& context) {
   follow_dtypes();
+  context_.state()->drawn() = {seed_of(unit, context), 0};
   std::vector<Layout::Entry> entries;
   for (const std::string& axis : context_.state()->axes()) entries.emplace_back(axis, Invariant{});
   const Layout invariant(std::move(entries));

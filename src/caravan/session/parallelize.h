@@ -31,7 +31,7 @@ struct ParallelOptions {
   /// What stages pass on has the same shapes in every micro-batch of a step. False: rows may be uneven (Strategy).
   bool has_static_shapes = true;
   Buffers buffers = Buffers::broadcast;  ///< of batch norm and its like
-  std::optional<uint64_t> seed{};        ///< of a Module of this library; default: that of the session, or 1
+  std::optional<uint64_t> seed{};        ///< of random numbers; default: that of the session, or 1
 };
 
 /// A model under some techniques: see parallelize().
