@@ -198,8 +198,12 @@ std::vector<ProofRun> prove(const ProofCase& proof, const Axes& axes, const std:
   for (size_t i = 0; i < assignments.size(); ++i) {
     const RankRun& first = runs[0][i];
     ProofRun run{assignments[i], first.way, first.moves, first.is_cut, first.refusal, ""};
-    for (int rank = 0; rank < num_ranks && run.failure.empty(); ++rank) {
-      if (!runs[rank][i].failure.empty()) run.failure = fmt::format("rank {}: {}", rank, runs[rank][i].failure);
+    bool is_cause = false;  // and not that a rank has waited for one that threw
+    for (int rank = 0; rank < num_ranks && !is_cause; ++rank) {
+      const std::string& failure = runs[rank][i].failure;
+      if (failure.empty()) continue;
+      is_cause = failure.find("did not join") == std::string::npos;
+      if (is_cause || run.failure.empty()) run.failure = fmt::format("rank {}: {}", rank, failure);
     }
     all.push_back(std::move(run));
   }

@@ -80,6 +80,7 @@ std::vector<Dims> labels_of(const ProofCase& proof) {
     operand.argument = each.argument;
     operand.element = each.element;
     operand.is_written = each.is_written;
+    operand.dtype = each.value.scalar_type();
     operand.is_floating = each.value.is_floating_point() || each.value.is_complex();
     operands.push_back(operand);
   }
@@ -250,6 +251,7 @@ std::vector<Placement> placements_on(const at::Tensor& x, int n) {
     const int64_t rows = x.size(dim);
     const bool is_even = rows % n == 0;
     all.emplace_back(is_even ? Shard{dim} : Shard{dim, balanced_rows(rows, n)});
+    if (n == 3 && rows >= 2) all.emplace_back(Shard{dim, {1, 0, rows - 1}});  // one rank has nothing
     if (rows <= n) continue;
     std::vector<int64_t> uneven(n, 1);
     uneven.front() = 1;

@@ -16,8 +16,9 @@ struct GlobalOptions {
   bool is_strict = false;
   /// Ops that strict mode lets run on whole tensors: "aten::sort".
   std::vector<std::string> may_run_whole{};
-  /// Compares a hash of each plain operand over all ranks: 8 bytes to each for every such operand. An operand that
-  /// differs is an error that names the op and the ranks.
+  /// Compares a hash of each plain operand, and of each value that is distributed, over all ranks: 16 bytes to each for
+  /// every such tensor. One that differs is an error that names the op and the ranks. Off, only the first eight values
+  /// that are distributed are compared.
   bool checks_plain = false;
   /// The axes of the mesh that global tensors know; on the others each coordinate has tensors of its own. Empty: all.
   std::vector<std::string> axes{};
@@ -48,7 +49,7 @@ class GlobalContext {
   std::vector<WholeOp> whole_ops() const;
   /// The same as a table; "" if there are none.
   std::string report() const;
-  void clear_report();
+  void clear_report() const;
 
   const std::shared_ptr<GlobalState>& state() const noexcept { return state_; }
 

@@ -56,8 +56,13 @@ at::Tensor created(Filled filled, const c10::FunctionSchema& schema, const c10::
   for (const c10::IValue& size : argument("size").toListRef()) sizes.push_back(size.toInt());
   const c10::IValue dtype = argument("dtype");
   const c10::IValue device = argument("device");
+  const c10::IValue value = argument("fill_value");
+  const auto absent = [&] {
+    if (!value.isScalar() || value.toScalar().isFloatingPoint()) return c10::get_default_dtype_as_scalartype();
+    return value.toScalar().type();
+  };
   const auto options = at::TensorOptions()
-                           .dtype(dtype.isNone() ? c10::get_default_dtype_as_scalartype() : dtype.toScalarType())
+                           .dtype(dtype.isNone() ? absent() : dtype.toScalarType())
                            .device(device.isNone() ? at::Device(at::kCPU) : device.toDevice());
   const Placed* placed = state.placed(spread(sizes, state), sizes, schema.name());
   const std::vector<int64_t> own = local_box(sizes, placed->layout, state.mesh()).size;
@@ -67,7 +72,7 @@ at::Tensor created(Filled filled, const c10::FunctionSchema& schema, const c10::
   } else if (filled == Filled::ones) {
     piece = at::ones(own, options);
   } else if (filled == Filled::value) {
-    piece = at::full(own, argument("fill_value").toScalar(), options);
+    piece = at::full(own, value.toScalar(), options);
   } else {
     piece = at::empty(own, options);
   }

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/global/call_key.h"
 #include "caravan/global/creating.h"
 #include "caravan/global/local_call.h"
 #include "caravan/global/op_info.h"
@@ -20,7 +21,6 @@
 namespace caravan {
 namespace {
 
-using Kind = OpInfo::Kind;
 using torch::jit::Stack;
 
 /// A tensor on the stack.
@@ -31,7 +31,6 @@ struct Slot {
   int element;  ///< in a list; -1
 };
 using Slots = c10::SmallVector<Slot, 8>;
-using Key = c10::SmallVector<int64_t, 64>;
 
 [[noreturn]] void refuse(const OpInfo& op, const std::string& fact, const std::string& action,
                          const GlobalState& state) {
@@ -55,7 +54,7 @@ class PieceCall {
     if (info_->parts != nullptr) return (*info_->parts)(stack_);
     if (info_->keeps_roots && keep_root(op_, info_->name, stack_)) return;
     for (const Slot& slot : slots_) {
-      if (slot.meta != nullptr && slot.meta->root.axes != 0) take_root(*slot.meta);
+      if (slot.meta != nullptr && slot.meta->root.power != 0) take_root(*slot.meta);
     }
     check_plain();
     const std::shared_ptr<const Solution> solution = find_solution();
@@ -95,7 +94,8 @@ class PieceCall {
       if (state_ == nullptr) state_ = meta->state;
       if (state_ == meta->state) return;
       throw UsageError({"global", op_.schema().name(), "its operands belong to two contexts", state_->mesh().where(),
-                        "make all global tensors of a program with one GlobalContext"});
+                        "make all global tensors of a program with one GlobalContext; for parts of a net on parts of the mesh "
+                        "use parallelize() with pipeline()"});
     });
   }
 
@@ -103,10 +103,10 @@ class PieceCall {
     const GlobalOptions& options = state_->options();
     for (const Slot& slot : slots_) {
       if (slot.meta != nullptr) {
-        if (slot.meta->is_stale_view && info_->is_written[slot.argument]) {
+        if (info_->is_written[slot.argument] && !may_write(*slot.meta)) {
           refuse(*info_,
                  "writes to a view of a tensor that was redistributed to make it, so that the write would be lost",
-                 "redistribute the tensor before the view is taken, or write without a view", *state_);
+                 "redistribute the tensor before the view is taken, or take the view anew", *state_);
         }
         continue;
       }
@@ -127,55 +127,15 @@ class PieceCall {
 
   // ---- the solution ----
 
-  static void add_integers(Key& key, const c10::IValue& value) {
-    if (value.isInt()) {
-      key.push_back(value.toInt());
-    } else if (value.isBool()) {
-      key.push_back(value.toBool() ? 1 : 0);
-    } else if (value.isNone()) {
-      key.push_back(INT64_MIN);
-    } else if (value.isList()) {
-      const auto list = value.toListRef();
-      key.push_back(static_cast<int64_t>(list.size()));
-      for (const c10::IValue& each : list) add_integers(key, each);
-    } else {
-      key.push_back(INT64_MIN + 1);  // a SymInt that is none, a double
-    }
-  }
-
-  static int64_t number_class(const c10::IValue& value) {
-    if (!value.isScalar()) return value.isNone() ? 3 : 2;
-    const c10::Scalar number = value.toScalar();
-    if (number.isComplex() || number.isBoolean()) return 2;
-    const double x = number.toDouble();
-    return x == 0 ? 0 : x == 1 ? 1 : 2;
-  }
-
-  static int64_t text_class(const c10::IValue& value) {
-    return value.isString() ? static_cast<int64_t>(std::hash<std::string>()(value.toStringRef())) : INT64_MIN;
-  }
-
-  Key key() {
-    Key key;
-    for (size_t i = 0; i < num_arguments_; ++i) {
-      if (info_->arguments[i] == Kind::integers) add_integers(key, argument(i));
-      if (info_->arguments[i] == Kind::number) key.push_back(number_class(argument(i)));
-      if (info_->arguments[i] == Kind::text) key.push_back(text_class(argument(i)));
-    }
-    for (const Slot& slot : slots_) {
-      const auto sizes = slot.tensor.sizes();
-      key.push_back((static_cast<int64_t>(slot.argument) << 32) + slot.element);
-      key.push_back(slot.meta == nullptr ? 0
-                                         : reinterpret_cast<int64_t>(slot.meta->placed) +
-                                               (slot.meta->is_parameter ? 1 : 0) + (slot.meta->is_aliased ? 2 : 0));
-      key.push_back((static_cast<int64_t>(sizes.size()) << 8) + static_cast<int64_t>(slot.tensor.scalar_type()));
-      key.append(sizes.begin(), sizes.end());
-    }
+  CallKey key() {
+    CallKey key;
+    for (size_t i = 0; i < num_arguments_; ++i) add_to_key(key, info_->arguments[i], argument(i));
+    for (const Slot& slot : slots_) add_to_key(key, slot.tensor, slot.meta, slot.argument, slot.element);
     return key;
   }
 
   std::shared_ptr<const Solution> find_solution() {
-    const Key key = this->key();
+    const CallKey key = this->key();
     const auto found = info_->solutions.find(std::span<const int64_t>(key.data(), key.size()));
     if (found != info_->solutions.end()) return found->second;
     std::vector<GlobalOperand> operands;
@@ -204,14 +164,15 @@ class PieceCall {
     operand.may_move = operand.is_written && slot.meta != nullptr && !slot.meta->is_aliased && !slot.meta->is_parameter;
     operand.is_parameter = slot.meta != nullptr && slot.meta->is_parameter;
     operand.is_floating = slot.tensor.is_floating_point() || slot.tensor.is_complex();
+    operand.dtype = slot.tensor.scalar_type();
     return operand;
   }
 
   // ---- the call ----
 
   void run(const Solution& solution) {
-    if (!solution.why_whole.empty()) note_whole(solution);
     move_operands(solution);
+    if (!solution.why_whole.empty()) note_whole(solution);
     put_pieces();
     for (const auto& [i, value] : solution.arguments) argument(i) = value;
     if (solution.uses_kernel) {
@@ -222,6 +183,7 @@ class PieceCall {
     }
     if (info_->has_out) check_out(solution);
     if (solution.writes_back && !info_->changes_sizes) write_back(solution);
+    if (info_->writes) note_writes(solution);
     wrap(solution);
   }
 
@@ -230,8 +192,7 @@ class PieceCall {
     for (size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
       if (slot.meta == nullptr || !solution.is_moved[i]) continue;
-      bytes += slot.tensor.numel() * static_cast<int64_t>(slot.tensor.element_size()) -
-               slot.meta->piece.numel() * static_cast<int64_t>(slot.meta->piece.element_size());
+      bytes += (pieces_[i].numel() - slot.meta->piece.numel()) * static_cast<int64_t>(pieces_[i].element_size());
     }
     state_->count_whole(info_->name, solution.why_whole, bytes);
   }
@@ -323,6 +284,15 @@ class PieceCall {
     }
   }
 
+  /// Views of what was moved for them see no later writes; what is written to them goes where they came from.
+  void note_writes(const Solution& solution) {
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i].meta == nullptr || !solution.is_written[i]) continue;
+      ++slots_[i].meta->num_writes;
+      write_to_origin(*slots_[i].meta);
+    }
+  }
+
   const at::Tensor& original(int argument, int element) const {
     for (const Slot& slot : slots_) {
       if (slot.argument == argument && (slot.element < 0 || slot.element == element)) return slot.tensor;
@@ -377,7 +347,8 @@ class PieceCall {
     PieceMeta* meta = meta_of(result);
     meta->is_parameter = meta_of(tensor)->is_parameter;
     meta->is_aliased = true;
-    meta->is_stale_view = meta_of(tensor)->is_stale_view || solution.any_moved;
+    meta->origin = meta_of(tensor)->origin;
+    if (solution.any_moved) meta->origin = std::make_shared<ViewOrigin>();  // of nothing: it cannot be written to
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(result.sizes(), result.strides());
     impl->set_backend_meta(result.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
@@ -420,9 +391,9 @@ class PieceCall {
       if (slot.meta == nullptr) continue;
       if (pieces_[i].is_same(slot.meta->piece)) {
         slot.meta->is_aliased = result->is_aliased = true;
-        result->is_stale_view = slot.meta->is_stale_view;
-      } else {
-        result->is_stale_view = solution.any_moved;
+        result->origin = slot.meta->origin;
+      } else if (solution.any_moved) {
+        result->origin = origin_of(slot.tensor, pieces_[i], solution.operands[i]);
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "caravan/global/dispatch.h"
 #include "caravan/global/global.h"
 #include "caravan/global/leaf_gradients.h"
+#include "caravan/global/plain_check.h"
 #include "caravan/global/roots.h"
 #include "caravan/global/state.h"
 #include "caravan/mesh/fit.h"
@@ -54,6 +55,7 @@ at::Tensor moved(const at::Tensor& tensor, const Placed* to, const char* what) {
   if (meta.placed == to) return tensor;
   const at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor piece = moved_piece(meta, to, what);
+  if (piece.is_alias_of(meta.piece)) piece = piece.clone(at::MemoryFormat::Contiguous);
   if (!to->is_even) piece = piece.contiguous();
   return wrap_piece(piece, tensor.sizes(), to, meta.state);
 }
@@ -80,12 +82,13 @@ at::Tensor as_global(const at::Tensor& gradient, const Kept& kept) {
 }
 
 struct Redistribution : torch::autograd::Function<Redistribution> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const KeptPtr& to, bool constrains) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const KeptPtr& to, bool constrains,
+                            const std::string& what) {
     const PieceMeta& meta = *meta_of(tensor);
     context->saved_data["from"] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(meta.state, meta.placed));
     context->saved_data["to"] = c10::IValue::make_capsule(to);
     context->saved_data["constrains"] = constrains;
-    const at::Tensor result = moved(tensor, to->placed, "redistribute");
+    const at::Tensor result = moved(tensor, to->placed, what.c_str());
     return result.is_same(tensor) ? tensor.view_as(tensor) : result;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -94,38 +97,63 @@ struct Redistribution : torch::autograd::Function<Redistribution> {
     const auto bring = [&](const Kept& like, bool sums) {
       const Placed* to = gradient_layout(*like.placed, meta_of(gradient)->placed->layout, sums, *like.state);
       gradient = at::GradMode::is_enabled() && gradient.requires_grad()
-                     ? Redistribution::apply(gradient, c10::make_intrusive<Kept>(like.state, to), false)
+                     ? Redistribution::apply(gradient, c10::make_intrusive<Kept>(like.state, to), false, "gradient")
                      : moved(gradient, to, "gradient of redistribute");
     };
     if (context->saved_data["constrains"].toBool()) bring(kept(context, "to"), true);
     bring(from, false);
-    return {gradient, {}, {}};
+    return {gradient, {}, {}, {}};
   }
 };
 
+/// Both know the layout of the tensor and that of its gradient: each is the other's derivative, with these swapped.
 struct Local : torch::autograd::Function<Local> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const KeptPtr& gradient_layout) {
-    context->saved_data["kept"] = c10::IValue::make_capsule(gradient_layout);
-    return meta_of(tensor)->piece.detach();
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const KeptPtr& own,
+                            const KeptPtr& gradient) {
+    context->saved_data["own"] = c10::IValue::make_capsule(own);
+    context->saved_data["gradient"] = c10::IValue::make_capsule(gradient);
+    PieceMeta* meta = meta_of(tensor);
+    meta->is_aliased = true;  // the caller has its memory
+    return meta->piece.detach();
   }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Kept& of = kept(context, "kept");
-    return {wrap_piece(gradients[0], of.sizes, of.placed, of.state), {}};
-  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients);
 };
 
 struct FromPiece : torch::autograd::Function<FromPiece> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& piece, const KeptPtr& to,
-                            const KeptPtr& gradient_layout) {
-    context->saved_data["kept"] = c10::IValue::make_capsule(gradient_layout);
-    return wrap_piece(piece.detach(), to->sizes, to->placed, to->state);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& piece, const KeptPtr& own,
+                            const KeptPtr& gradient) {
+    context->saved_data["own"] = c10::IValue::make_capsule(own);
+    context->saved_data["gradient"] = c10::IValue::make_capsule(gradient);
+    at::Tensor result = wrap_piece(piece.detach(), own->sizes, own->placed, own->state);
+    meta_of(result)->is_aliased = true;
+    return result;
   }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Kept& of = kept(context, "kept");
-    const at::Tensor gradient = moved(as_global(gradients[0], of), of.placed, "gradient of a piece");
-    return {meta_of(gradient)->piece, {}, {}};
-  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients);
 };
+
+KeptPtr pointer(const Kept& kept) { return c10::make_intrusive<Kept>(kept.state, kept.placed, kept.sizes); }
+
+bool is_differentiated_again(const at::Tensor& gradient) {
+  return at::GradMode::is_enabled() && gradient.requires_grad();
+}
+
+variable_list Local::backward(AutogradContext* context, const variable_list& gradients) {
+  const Kept& of = kept(context, "gradient");
+  if (is_differentiated_again(gradients[0])) {
+    return {FromPiece::apply(gradients[0], pointer(of), pointer(kept(context, "own"))), {}, {}};
+  }
+  return {wrap_piece(gradients[0], of.sizes, of.placed, of.state), {}, {}};
+}
+
+variable_list FromPiece::backward(AutogradContext* context, const variable_list& gradients) {
+  const Kept& of = kept(context, "gradient");
+  at::Tensor gradient = as_global(gradients[0], of);
+  if (is_differentiated_again(gradient)) {
+    gradient = Redistribution::apply(gradient, pointer(of), false, "gradient");
+    return {Local::apply(gradient, pointer(of), pointer(kept(context, "own"))), {}, {}};
+  }
+  return {meta_of(moved(gradient, of.placed, "gradient of a piece"))->piece, {}, {}};
+}
 
 /// The layout of the gradient of a piece: that of copies which ranks use in different ways is a sum.
 Layout dual_layout(const Layout& layout, const std::vector<std::string>& invariant) {
@@ -141,7 +169,7 @@ at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const c
   const PieceMeta& meta = checked_meta(tensor, function);
   const Placed* to = meta.state->placed(layout, tensor.sizes().vec(), function);
   if (meta.placed == to && !constrains) return tensor;
-  return Redistribution::apply(tensor, c10::make_intrusive<Kept>(meta.state, to), constrains);
+  return Redistribution::apply(tensor, c10::make_intrusive<Kept>(meta.state, to), constrains, function);
 }
 
 std::vector<std::string> axes_with(const Layout& layout, bool (*is)(const Placement&)) {
@@ -164,13 +192,20 @@ GlobalContext::GlobalContext(const Mesh& mesh, const GlobalOptions& options) {
 const Mesh& GlobalContext::mesh() const noexcept { return state_->mesh(); }
 std::vector<WholeOp> GlobalContext::whole_ops() const { return state_->whole_ops(); }
 std::string GlobalContext::report() const { return state_->report(); }
-void GlobalContext::clear_report() { state_->clear_report(); }
+void GlobalContext::clear_report() const { state_->clear_report(); }
 
 bool is_global(const at::Tensor& tensor) noexcept { return tensor.defined() && meta_of(tensor) != nullptr; }
 
 const Layout& layout(const at::Tensor& tensor) { return checked_meta(tensor, "layout").placed->layout; }
 
 at::Tensor distribute(const at::Tensor& whole, const Layout& layout, const GlobalContext& context) {
+  if (!is_global(whole) && whole.defined() && !whole.is_meta() && context.state()->compares_next()) {
+    check_same_plain(whole, "distribute", *context.state());
+  }
+  return distributed(whole, layout, context);
+}
+
+at::Tensor distributed(const at::Tensor& whole, const Layout& layout, const GlobalContext& context) {
   if (is_global(whole)) {
     throw UsageError({"distribute", shape_text(whole.sizes().data(), whole.sizes().size()),
                       "is a global tensor already", context.mesh().where(), "move it with redistribute()"});
@@ -213,9 +248,11 @@ at::Tensor global(const at::Tensor& piece, const Layout& layout, const GlobalCon
 
 at::Tensor local(const at::Tensor& tensor, const std::vector<std::string>& invariant) {
   const PieceMeta& meta = checked_meta(tensor, "local");
-  for (const std::string& axis : invariant) meta.state->mesh()[axis];  // throws for one that is not there
+  meta.state->check_axes(invariant, "local");
   const Placed* gradient = meta.state->intern(dual_layout(meta.placed->layout, invariant));
-  return Local::apply(tensor, c10::make_intrusive<Kept>(meta.state, gradient, tensor.sizes().vec()));
+  const std::vector<int64_t> sizes = tensor.sizes().vec();
+  return Local::apply(tensor, c10::make_intrusive<Kept>(meta.state, meta.placed, sizes),
+                      c10::make_intrusive<Kept>(meta.state, gradient, sizes));
 }
 
 at::Tensor full(const at::Tensor& tensor) {

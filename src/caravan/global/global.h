@@ -22,9 +22,10 @@ namespace caravan {
 ///
 /// Plain tensors in the same op count as replicated: they must be equal on all ranks.
 
-/// A global tensor of the value that every rank has. Takes this rank's rows, sends nothing. A leaf that requires a
-/// gradient becomes a new leaf that requires one. Throws LayoutError, ShapeError for a layout that does not fit, and
-/// UsageError for a tensor that is global already or has a gradient function.
+/// A global tensor of the value that every rank has: takes this rank's rows. Collective: hashes of the first eight values
+/// are compared (GlobalOptions::checks_plain: of all), later ones send nothing. A leaf that requires a gradient becomes a
+/// new leaf that requires one. Throws LayoutError, ShapeError for a layout that does not fit, and UsageError for a tensor
+/// that is global already, has a gradient function, or is different on some ranks.
 at::Tensor distribute(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);
 
 /// A global tensor of pieces that the ranks have: the inverse of local(). Differentiable: the piece gets the gradient
@@ -43,7 +44,7 @@ at::Tensor local(const at::Tensor& tensor, const std::vector<std::string>& invar
 /// The whole tensor on every rank, plain. Collective. Differentiable if every rank computes the same with it.
 at::Tensor full(const at::Tensor& tensor);
 
-/// The same global tensor under another layout. Collective. Its gradient comes back in the layout dual to the old one.
+/// The same global tensor under another layout, in memory of its own if that is another one. Collective. Its gradient comes back in the layout dual to the old one.
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout);
 
 /// redistribute() whose gradient is brought to the dual of the new layout at this point too: what stands before and

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "caravan/comm/tensor.h"
@@ -39,8 +40,8 @@ struct Waiting {
 /// Gradients that one collective reduces together: same axis, same kind of move, same dtype.
 using GroupKey = std::tuple<std::string, bool, at::ScalarType>;
 
-bool is_groupable(const AxisMove& move) {
-  if (!move.from.is_partial()) return false;
+bool is_groupable(const AxisMove& move, const at::Tensor& piece) {
+  if (!move.from.is_partial() || piece.is_complex()) return false;
   return move.to.is_whole() || (move.to.is_shard() && move.to.owner() < 0 && move.to.blocks() == 1);
 }
 
@@ -96,16 +97,18 @@ void LeafGradients::watch(const at::Tensor& leaf) {
 }
 
 void LeafGradients::add(const at::Tensor& leaf) {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass != pass_) leaves_.clear();  // of a backward that threw
   leaves_.push_back(leaf);
-  if (is_queued_) return;
-  is_queued_ = true;
+  if (pass == pass_) return;
+  pass_ = pass;
   torch::autograd::Engine::get_default_engine().queue_callback([this] { finish(); });
 }
 
 void LeafGradients::finish() {
   const at::AutoDispatchBelowADInplaceOrView below;
   const std::vector<at::Tensor> leaves = std::exchange(leaves_, {});
-  is_queued_ = false;
+  pass_ = -1;
   std::vector<std::pair<PieceMeta*, const Placed*>> open;
   for (const at::Tensor& leaf : leaves) {
     PieceMeta* gradient = leaf.grad().defined() ? meta_of(leaf.grad()) : nullptr;
@@ -122,12 +125,13 @@ void LeafGradients::finish() {
       const std::vector<AxisMove> moves = moves_between(gradient->placed->layout, target->layout);
       if (moves.empty()) {
         gradient->placed = target;
-      } else if (is_groupable(moves.front())) {
+      } else if (is_groupable(moves.front(), gradient->piece)) {
         const AxisMove& move = moves.front();
         groups[{move.axis, move.to.is_shard(), gradient->piece.scalar_type()}].push_back({gradient, target, move});
       } else {
         gradient->piece = moved_piece(*gradient, target, "gradient");
         gradient->placed = target;
+        gradient->is_aliased = false;
       }
     }
     for (auto& [key, group] : groups) {
@@ -135,6 +139,7 @@ void LeafGradients::finish() {
       const MeshAxis& axis = state.mesh()[std::get<0>(key)];
       if (axis.size() > 1) std::get<1>(key) ? reduce_scatter_all(group, axis) : reduce_all(group, axis);
       for (const Waiting& each : group) {
+        each.gradient->is_aliased = false;  // its new memory is its own
         each.gradient->placed = state.intern(each.gradient->placed->layout.moved(each.move.axis, each.move.to));
         rest.emplace_back(each.gradient, each.target);
       }

@@ -19,7 +19,7 @@ class LeafGradients {
   void finish();
 
   std::vector<at::Tensor> leaves_;
-  bool is_queued_ = false;
+  int pass_ = -1;  ///< number of the backward pass that finish() ends; -1: none
 };
 
 }  // namespace caravan

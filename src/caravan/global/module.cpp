@@ -70,10 +70,10 @@ void distribute_module(torch::nn::Module& net, const std::vector<NamedLayout>& l
     at::Tensor tensor = each.tensor;  // another handle of the same tensor
     const Layout& layout = layout_for(each.name, layouts);
     tensor.set_data(is_global(tensor) ? redistribute(tensor.detach(), layout)
-                                      : distribute(tensor.detach(), layout, context));
+                                      : distributed(tensor.detach(), layout, context));
     if (!each.is_parameter) continue;
     meta_of(tensor)->is_parameter = true;
-    if (tensor.requires_grad()) LeafGradients::watch(tensor);
+    LeafGradients::watch(tensor);  // also of a frozen one, which may be trained later
   }
 }
 

@@ -155,7 +155,9 @@ DimRules nearest_rules(const std::vector<NamedSizes>& tensors, const DimRules& r
 
 void check_axes(const DimRules& rules, const Mesh& mesh) {
   for (const auto& [name, axes] : rules.all()) {
-    for (const std::string& axis : axes) mesh[axis];  // throws, naming those that there are
+    for (const std::string& axis : axes) {
+      if (!is_absent_axis(mesh, axis)) mesh[axis];  // throws, naming those that there are
+    }
   }
 }
 
@@ -171,14 +173,17 @@ Layout layout_from(const NamedSizes& named, const DimRules& rules, const Mesh& m
       dims.back() += label;
       elements[label] = name == "_" ? named.sizes[dims.size() - 1] : extents.at(name);
       int64_t rows = elements[label];
+      int64_t least = rows;  // of any rank: all must throw alike
       for (const std::string& axis : rules.axes(name)) {
+        if (is_absent_axis(mesh, axis)) continue;
         const int n = mesh[axis].size();
-        if (rows < n) {
+        if (least < n) {
           throw LayoutError({"names", named.subject(),
                              fmt::format("\"{}\" has {} elements for the {} ranks of axis {}", name, rows, n, axis),
                              mesh.where(),
                              fmt::format("use at most {} ranks, or drop the rule of \"{}\"", rows, name)});
         }
+        least /= n;
         Cut cut{Cut::Kind::label, label};
         if (rows % n != 0) cut.sizes = parts_of(rows, n);
         rows = cut.sizes.empty() ? rows / n : cut.sizes[mesh[axis].coord()];
@@ -245,6 +250,30 @@ Layout named_layout(std::string_view dims, const std::vector<int64_t>& sizes, co
   return layout_from(named, rules, mesh, known);
 }
 
+namespace {
+
+/// A program's rules may speak of its data too, but not only, and not of a name that is nearly one of a parameter's.
+void check_rules_are_used(const DimRules& rules, const std::set<std::string>& used) {
+  if (rules.all().empty()) return;
+  std::vector<std::string> free;  // names without a rule
+  bool any = false;
+  for (const std::string& name : used) {
+    if (name != "_" && rules.axes(name).empty()) free.push_back(name);
+    any = any || !rules.axes(name).empty();
+  }
+  for (const auto& [name, axes] : rules.all()) {
+    if (used.contains(name)) continue;
+    const std::string near = nearest(name, free);
+    const bool is_near = !near.empty() && edit_distance(name, near) <= std::max<size_t>(1, name.size() / 4);
+    if (any && !is_near) continue;
+    throw UsageError({"names", fmt::format("rule \"{} -> {}\"", name, join(std::span<const std::string>(axes), " ")),
+                      "no parameter and no buffer has a dim of this name", "",
+                      near.empty() ? "use a name of the dims that are given" : "did you mean \"" + near + "\"?"});
+  }
+}
+
+}  // namespace
+
 std::vector<NamedLayout> named_layouts(const torch::nn::Module& net, const std::vector<DimNames>& names,
                                        const DimRules& rules, const Mesh& mesh, const DimExtents& extents) {
   check_axes(rules, mesh);
@@ -261,6 +290,7 @@ std::vector<NamedLayout> named_layouts(const torch::nn::Module& net, const std::
     throw UsageError({"names", "pattern \"" + given.pattern + "\"", "matches no parameter and no buffer", "",
                       "did you mean \"" + nearest_pattern(given.pattern, tensor_names) + "\"?"});
   }
+  check_rules_are_used(rules, used);
   std::vector<NamedSizes> all;
   for (const auto& [name, tensor] : tensors) {
     const auto given = std::find_if(names.rbegin(), names.rend(), [&name = name](const DimNames& each) {

@@ -53,7 +53,8 @@ Layout named_layout(std::string_view dims, const std::vector<int64_t>& sizes, co
 
 /// The layouts of the parameters and buffers of a net, for distribute_module(). Those without names are replicated.
 /// Throws as named_layout, naming the parameter; for conflicts, with the largest set of rules that has none; UsageError
-/// for a pattern without a match, for a rule whose name no tensor has, and for a name with two sizes.
+/// for a pattern without a match, for rules of which none is of a name that a tensor has, or one is nearly, and for a
+/// name with two sizes.
 std::vector<NamedLayout> named_layouts(const torch::nn::Module& net, const std::vector<DimNames>& names,
                                        const DimRules& rules, const Mesh& mesh, const DimExtents& extents = {});
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include "caravan/mesh/layout.h"
 
 namespace caravan {
@@ -19,6 +21,7 @@ struct GlobalOperand {
   bool may_move = false;      ///< written, but nothing else sees its piece: a slice of it may take its place
   bool is_parameter = false;  ///< gives way to activations
   bool is_floating = true;
+  at::ScalarType dtype = at::kFloat;
 };
 
 }  // namespace caravan

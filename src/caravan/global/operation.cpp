@@ -1,6 +1,9 @@
 #include "caravan/global/operation.h"
 
 #include <algorithm>
+#include <complex>
+#include <mutex>
+#include <shared_mutex>
 
 #include <fmt/format.h>
 
@@ -31,7 +34,9 @@ bool OpCall::flag(std::string_view argument, bool absent) const {
 }
 
 double OpCall::number(std::string_view argument, double absent) const {
-  return has(argument) ? value(argument).toScalar().toDouble() : absent;
+  if (!has(argument)) return absent;
+  const c10::Scalar number = value(argument).toScalar();
+  return number.isComplex() ? std::abs(number.toComplexDouble()) : number.toDouble();
 }
 
 std::vector<int64_t> OpCall::integers(std::string_view argument) const {
@@ -62,7 +67,14 @@ int64_t OpCall::dim(std::string_view argument, size_t operand) const {
   return dim < 0 ? dim + num_dims(operand) : dim;
 }
 
-void RuleTable::add(std::string_view name, Rule rule) { rules_[std::string(name)] = std::move(rule); }
+namespace {
+std::shared_mutex rules_mutex;  // rank threads register rules of their own and look others up
+}
+
+void RuleTable::add(std::string_view name, Rule rule) {
+  const std::lock_guard lock(rules_mutex);
+  rules_[std::string(name)] = std::move(rule);
+}
 
 void RuleTable::add(std::initializer_list<std::string_view> names, const Rule& rule) {
   for (const std::string_view name : names) add(name, rule);
@@ -82,6 +94,7 @@ void RuleTable::add(std::string_view name, const OpType& type) {
 }
 
 const Rule* RuleTable::find(const c10::OperatorHandle& op) const {
+  const std::shared_lock lock(rules_mutex);
   const std::string& name = op.schema().name();
   auto found = rules_.find(name + "." + op.schema().overload_name());
   if (found == rules_.end()) found = rules_.find(name);

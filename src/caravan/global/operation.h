@@ -76,6 +76,7 @@ class OpCall {
   bool has(std::string_view argument) const { return index(argument) >= 0 && !value(argument).isNone(); }
   int64_t integer(std::string_view argument, int64_t absent = 0) const;
   bool flag(std::string_view argument, bool absent = false) const;
+  /// The modulus of a complex one.
   double number(std::string_view argument, double absent = 0) const;
   /// A list of ints; of one element for an int.
   std::vector<int64_t> integers(std::string_view argument) const;

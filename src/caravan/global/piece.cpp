@@ -76,6 +76,7 @@ GlobalState::GlobalState(Mesh mesh, const GlobalOptions& options)
     : mesh_(std::move(mesh)),
       options_(options),
       places_(places_of(mesh_)),
+      drawn_{.seed = options.seed, .calls = 0},
       gradients_(std::make_unique<LeafGradients>()) {
   for (const MeshAxis& axis : mesh_.axes()) {
     const auto& given = options.axes;
@@ -114,9 +115,26 @@ std::string GlobalState::report() const {
   return text;
 }
 
+bool is_absent_axis(const Mesh& mesh, std::string_view axis) {
+  static constexpr std::array<std::string_view, 5> kOfSession{"dp", "pp", "ep", "cp", "tp"};
+  return !mesh.has(axis) && std::ranges::find(kOfSession, axis) != kOfSession.end();
+}
+
+void GlobalState::check_axes(const std::vector<std::string>& axes, std::string_view what) const {
+  for (const std::string& axis : axes) {
+    if (is_absent_axis(mesh_, axis)) continue;
+    mesh_[axis];  // throws, naming those of the mesh
+    if (std::ranges::find(axes_, axis) != axes_.end()) continue;
+    throw UsageError({std::string(what.empty() ? "global" : what), "axis " + axis,
+                      "is not among the axes of this context: each coordinate on it has tensors of its own",
+                      mesh_.where(), "use " + join(axes_) + ", or make the context with this axis (GlobalOptions::axes)"});
+  }
+}
+
 Layout GlobalState::completed(const Layout& layout) const {
-  if (options_.axes.empty()) return layout.completed(mesh_, Replicate{});
   std::vector<Layout::Entry> entries = layout.entries();
+  std::erase_if(entries, [&](const Layout::Entry& entry) { return is_absent_axis(mesh_, entry.first); });
+  if (options_.axes.empty()) return Layout(std::move(entries)).completed(mesh_, Replicate{});
   for (const std::string& axis : axes_) {
     if (!layout.has(axis)) entries.emplace_back(axis, Replicate{});
   }
@@ -140,9 +158,16 @@ const Placed* GlobalState::placed(const Layout& layout, const std::vector<int64_
   std::vector<Layout::Entry> entries;
   std::vector<int64_t> local = sizes;
   std::vector<bool> is_uneven(sizes.size(), false);
+  std::vector<std::string> named;
+  for (const auto& [axis, placement] : layout.entries()) named.push_back(axis);
+  check_axes(named, what);
   const Layout complete = completed(layout);
   for (const auto& [axis, placement] : complete.entries()) {
-    const int n = mesh_[axis].size();  // throws for an axis that is not there
+    const int n = mesh_[axis].size();
+    if (n == 1 && !(placement.is_shard() && placement.dim() >= static_cast<int>(sizes.size()))) {  // nothing is cut, and no op needs to know
+      entries.emplace_back(axis, Replicate{});
+      continue;
+    }
     if (!placement.is_shard() || placement.dim() >= static_cast<int>(sizes.size())) {
       entries.emplace_back(axis, placement.is_invariant() ? Placement(Replicate{}) : placement);
       continue;
@@ -181,7 +206,9 @@ at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Plac
   Strides strides(given.begin(), given.end());
   if (given.size() != sizes.size()) strides = placed->is_even ? strides_like(piece, sizes) : row_major(sizes);
   impl->set_sizes_and_strides(sizes, strides);
-  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_("a global tensor");
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(
+      "a global tensor has no memory of its own: to print, save or read elements, use caravan::full(t), the whole "
+      "tensor (every rank calls it), or caravan::local(t), this rank's piece");
   impl->set_backend_meta(c10::make_intrusive<PieceMeta>(piece, placed, state));
   return at::Tensor(std::move(impl));
 }
@@ -208,6 +235,31 @@ at::Tensor moved_piece(const PieceMeta& meta, const Placed* to, std::string_view
   if (meta.piece.is_complex()) return at::view_as_complex(moved(at::view_as_real(meta.piece.resolve_conj())));
   if (dtype == at::kChar || dtype == at::kShort) return moved(meta.piece.to(at::kInt)).to(dtype);
   return moved(meta.piece);
+}
+
+std::shared_ptr<ViewOrigin> origin_of(const at::Tensor& base, const at::Tensor& moved, const Placed* placed) {
+  const PieceMeta& meta = *meta_of(base);
+  // Of a pending sum there is no piece to write to.
+  for (const auto& [axis, placement] : meta.placed->layout.entries()) {
+    if (placement.is_partial() || placed->layout[axis].is_partial()) return std::make_shared<ViewOrigin>();
+  }
+  return std::make_shared<ViewOrigin>(
+      ViewOrigin{base.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), meta.num_writes, moved, placed});
+}
+
+bool may_write(const PieceMeta& view) {
+  if (view.origin == nullptr) return true;
+  const auto* base = static_cast<const PieceMeta*>(view.origin->base.get());
+  return base != nullptr && base->num_writes == view.origin->num_writes && may_write(*base);
+}
+
+void write_to_origin(PieceMeta& view) {
+  if (view.origin == nullptr) return;
+  auto& base = *static_cast<PieceMeta*>(view.origin->base.get());
+  const PieceMeta moved(view.origin->moved, view.origin->placed, view.state);
+  base.piece.copy_(moved_piece(moved, base.placed, "write to a view"));
+  view.origin->num_writes = ++base.num_writes;
+  write_to_origin(base);
 }
 
 std::vector<int64_t> sizes_of(const at::Tensor& piece, const Placed* placed, const GlobalState& state) {

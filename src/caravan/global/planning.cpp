@@ -36,6 +36,10 @@ int64_t extent_of(const std::string& dim, const std::map<char, int64_t>& extents
   return product;
 }
 
+bool is_known(const std::string& dim, const std::map<char, int64_t>& extents) {
+  return std::ranges::all_of(dim, [&](char label) { return extents.contains(label); });  // without a label: 1
+}
+
 std::vector<std::pair<int, int64_t>> cut_dims(const Dims& dims, const Placing& placing) {
   std::vector<std::pair<int, int64_t>> cut;
   for (size_t dim = 0; dim < dims.size(); ++dim) {
@@ -51,18 +55,24 @@ c10::IValue local_value(const c10::IValue& value, const Dims& dims, const Placin
   c10::List<int64_t> sizes;
   const auto given = value.toListRef();
   for (size_t dim = 0; dim < given.size(); ++dim) {
-    sizes.push_back(dim < dims.size() && is_cut(placing, dims[dim]) ? extent_of(dims[dim], local) : given[dim].toInt());
+    const int64_t size = given[dim].toInt();
+    // A piece without elements does not tell what -1 stands for.
+    const bool is_local = dim < dims.size() && (is_cut(placing, dims[dim]) || (size == -1 && is_known(dims[dim], local)));
+    sizes.push_back(is_local ? extent_of(dims[dim], local) : size);
   }
   return sizes;
 }
 
-/// Why an operand that is no parameter was gathered on an axis on which nothing of the op is cut; "" if none was.
-std::string reason_whole(const Placing& placing, const std::vector<GlobalOperand>& operands) {
+/// Why an operand was gathered on an axis on which nothing of the op is cut; "" if none was. Parameters that rest in
+/// shards on a data axis are meant to be.
+std::string reason_whole(const Placing& placing, const std::vector<GlobalOperand>& operands,
+                         const std::vector<std::string>& data_axes) {
   for (const AxisCut& each : placing.cuts) {
     if (!each.cut.is_whole()) continue;
     for (size_t i = 0; i < operands.size(); ++i) {
       const Placement& from = (*operands[i].layout)[each.axis];
-      if (!from.is_shard() || operands[i].is_parameter) continue;
+      const bool rests = operands[i].is_parameter && std::ranges::find(data_axes, each.axis) != data_axes.end();
+      if (!from.is_shard() || rests) continue;
       return fmt::format("needs all of dim {} of operand {}, which axis {} cuts", from.dim(), i, each.axis);
     }
   }
@@ -80,6 +90,31 @@ void refuse_whole(const OpInfo& info, const std::string& why, const std::vector<
   throw UsageError({"global", info.name, why + ": it would run on whole tensors, and is_strict forbids that",
                     state.mesh().where() + ", operands " + join(layouts),
                     "redistribute the operand first, write a rule (register_rule), or add the op to may_run_whole"});
+}
+
+/// A sum passes a change of dtype if that keeps fractions and sums: the sum of what is rounded is something else.
+bool keeps_sums(at::ScalarType from, at::ScalarType to) {
+  if (to == at::kBool) return from == at::kBool;
+  return !c10::isFloatingType(from) && !c10::isComplexType(from) ? true
+         : c10::isComplexType(from)                              ? c10::isComplexType(to)
+                                                                 : !c10::isIntegralType(to, true);
+}
+
+/// No sum goes through ints that are places and not amounts, nor through a change of dtype that does not keep it.
+void drop_terms_of_casts(const OpCall& call, TypedCall& operation) {
+  std::vector<at::ScalarType> results;
+  if (call.has("dtype")) results.push_back(call.value("dtype").toScalarType());
+  for (const GlobalOperand& operand : call.operands()) {
+    if (operand.is_written) results.push_back(operand.dtype);
+  }
+  for (const std::vector<int>& term : operation.terms) {
+    for (const int i : term) {
+      const at::ScalarType from = call.operand(i).dtype;
+      if (std::ranges::all_of(results, [&](at::ScalarType to) { return keeps_sums(from, to); })) continue;
+      operation.terms.clear();
+      return;
+    }
+  }
 }
 
 class Planner {
@@ -102,11 +137,12 @@ class Planner {
     if (!add_outs(*operation, call))
       return plan_whole(operands, "has no placement for an argument out= of other sizes");
     check_operation(*operation, operands);
+    drop_terms_of_casts(call, *operation);
     for (const int i : operation->written) operands[i].is_written = true;
     auto placing = operation->layouts ? chosen_layouts(*operation) : place(*operation, operands);
     if (!placing) return plan_whole(operands, "has no placement for these layouts");
     set_operands(placing->operands, operands);
-    solution_->why_whole = reason_whole(*placing, operands);
+    solution_->why_whole = reason_whole(*placing, operands, state_.options().data_axes);
     if (!solution_->why_whole.empty()) refuse_whole(info_, solution_->why_whole, operands, state_);
     for (size_t i = 0; i < placing->outputs.size(); ++i) {
       solution_->outputs.push_back({state_.intern(placing->outputs[i]), cut_dims(operation->outputs[i], *placing)});

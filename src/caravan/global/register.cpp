@@ -1,3 +1,4 @@
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,6 +63,8 @@ void register_all() {
 }  // namespace
 
 void register_rule(const std::string& op, const OpType& type) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   const size_t dot = op.find('.', op.find("::") == std::string::npos ? 0 : op.find("::"));
   const std::string name = op.substr(0, dot);
   const std::string overload = dot == std::string::npos ? "" : op.substr(dot + 1);
@@ -84,6 +87,10 @@ void register_rule(const std::string& op, const OpType& type) {
                       "load the library that defines it first, and write \"lib::name\" or \"lib::name.overload\""});
   }
   LabelledOp(type, num_operands);  // throws for labels that cannot be read
+  static std::map<std::string, OpType> registered;
+  const auto [known, is_new] = registered.emplace(op, type);
+  if (!is_new && known->second == type) return;  // by another rank of this process, which may use it already
+  known->second = type;
   rule_table().add(op, type);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
@@ -25,13 +26,13 @@ double power_of(const std::string& name, const Stack& stack, size_t base) {
   return stack[base + 1].toScalar().toDouble();
 }
 
-/// The axes that shard `meta`, as bits; 0 if it is partial on another.
-uint64_t sharding_axes(const PieceMeta& meta) {
+/// The axes that shard `meta`, as bits; nothing if it is partial on another.
+std::optional<uint64_t> sharding_axes(const PieceMeta& meta) {
   uint64_t bits = 0;
   const auto& axes = meta.state->axes();
   for (size_t i = 0; i < axes.size() && i < 64; ++i) {
     const Placement& placement = meta.placed->layout[axes[i]];
-    if (placement.is_partial()) return 0;
+    if (placement.is_partial()) return std::nullopt;
     if (placement.is_shard()) bits |= uint64_t{1} << i;
   }
   return bits;
@@ -49,13 +50,17 @@ bool reduce_pieces(const c10::OperatorHandle& op, double power, Stack& stack, si
   const PieceMeta* meta = meta_of(self);
   if (meta == nullptr || !self.is_floating_point() || self.numel() == 0) return false;
   if (meta->root.axes != 0 && meta->root.power != power) return false;
-  const PendingRoot root{power, meta->root.axes != 0 ? meta->root.axes : sharding_axes(*meta)};
-  if (root.axes == 0) return false;
+  const auto axes = meta->root.axes != 0 ? std::optional(meta->root.axes) : sharding_axes(*meta);
+  if (!axes || (*axes == 0 && self.dim() == 0)) return false;
+  const PendingRoot root{power, *axes};
   const auto state = meta->state;
   const at::Tensor piece = meta->piece;
   if (piece.numel() == 0) {
+    const auto dtype = op.schema().argumentIndexWithName("dtype");
+    const c10::IValue type = dtype ? stack[base + *dtype] : c10::IValue();
+    const auto options = type.isNone() ? piece.options() : piece.options().dtype(type.toScalarType());
     torch::jit::drop(stack, stack.size() - base);
-    stack.emplace_back(wrapped(at::full({}, power == kMaximum ? -kInfinity : 0.0, piece.options()), state, root));
+    stack.emplace_back(wrapped(at::full({}, power == kMaximum ? -kInfinity : 0.0, options), state, root));
     return true;
   }
   stack[base] = piece;
@@ -64,7 +69,7 @@ bool reduce_pieces(const c10::OperatorHandle& op, double power, Stack& stack, si
   return true;
 }
 
-/// A value that every rank has, or a root of fewer axes, as one of these: a summand of a sum counts once.
+/// A norm that every rank has, or a root of fewer axes, as one of these: a summand of a sum counts once.
 at::Tensor spread(const at::Tensor& tensor, const PendingRoot& root, const GlobalState& state) {
   const PieceMeta* meta = meta_of(tensor);
   const at::Tensor piece = meta == nullptr ? tensor : meta->piece;
@@ -82,9 +87,9 @@ bool stack_roots(Stack& stack, size_t base) {
   std::shared_ptr<GlobalState> state;
   for (const at::Tensor& each : tensors) {
     const PieceMeta* meta = meta_of(each);
-    if (each.dim() != 0 || !each.is_floating_point() || (meta != nullptr && !meta->placed->is_whole)) return false;
-    if (meta == nullptr || meta->root.axes == 0) continue;
-    if (root.axes != 0 && root.power != meta->root.power) return false;
+    // What is no norm may be negative: the root of a power of it is something else.
+    if (meta == nullptr || meta->root.power == 0 || !meta->placed->is_whole) return false;
+    if (root.power != 0 && root.power != meta->root.power) return false;
     root = {meta->root.power, root.axes | meta->root.axes};
     state = meta->state;
   }
@@ -112,6 +117,7 @@ bool keep_root(const c10::OperatorHandle& op, const std::string& name, Stack& st
 
 void take_root(PieceMeta& meta) {
   const PendingRoot root = std::exchange(meta.root, PendingRoot{});
+  if (root.axes == 0) return;
   const bool is_maximum = root.power == kMaximum || root.power == kInfinity;
   // Powers of floats may overflow.
   at::Tensor value = meta.piece.to(at::kDouble).contiguous();

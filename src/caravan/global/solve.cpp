@@ -70,7 +70,9 @@ class Solver {
     for (Candidate& candidate : candidates(axis)) {
       for (size_t i = 0; i < operation_.overwritten.size(); ++i) {
         const size_t output = operation_.overwritten.size() == op_.outputs.size() ? i : 0;
-        candidate.operands[operation_.overwritten[i]] = output_cut(candidate.op, output);
+        const int written = operation_.overwritten[i];
+        candidate.operands[written] = op_.outputs.empty() ? element_cut(candidate.op, written)
+                                                          : output_cut(candidate.op, output);
       }
       const auto cost = cost_of(candidate, axis);
       if (!cost || (best && *cost >= least)) continue;
@@ -83,6 +85,11 @@ class Solver {
   Cut output_cut(const Cut& op, size_t output) const {
     if (!op.is_label() || has_label(operation_.outputs.at(output), op.label)) return op;
     return is_given_whole(output, op.label) ? Cut{} : Cut{Cut::Kind::partial};
+  }
+
+  /// What an op that returns nothing writes.
+  Cut element_cut(const Cut& op, int operand) const {
+    return op.is_label() && !has_label(operation_.inputs[operand], op.label) ? Cut{Cut::Kind::partial} : op;
   }
 
   bool is_given_whole(size_t output, char label) const {
@@ -154,17 +161,29 @@ class Solver {
     bool moves_activation = false;
     for (size_t i = 0; i < operands_.size(); ++i) {
       const Cut& from = current(i, axis);
-      const bool is_sliced = operands_[i].may_move && from.is_whole() && candidate.operands[i].is_label();
-      const bool stays = operands_[i].is_written && !options_.moves_written && !is_sliced;
+      // A slice of it, or a summand of its own value, may take its place: gradients that are added to earlier ones wait
+      // for one collective.
+      const bool may_move = operands_[i].may_move && from.is_whole();
+      const bool stays = operands_[i].is_written && !options_.moves_written && !may_move;
       if (stays && !(from == candidate.operands[i])) return std::nullopt;
       const double weight = operands_[i].is_parameter ? 1e-3 : 1;
       const double move = move_cost(from, candidate.operands[i], static_cast<double>(operands_[i].piece_bytes), n);
       moves_activation = moves_activation || (move > 0 && from.is_label() && !operands_[i].is_parameter);
       cost += weight * move;
     }
-    if (!is_legal(candidate, axis) || !writes_alike(candidate)) return std::nullopt;
+    if (!is_legal(candidate, axis) || !writes_alike(candidate) || sums_places(candidate)) return std::nullopt;
     if (candidate.op.is_partial() || (moves_activation && is_summed(candidate.op))) cost += pending_cost(axis, n);
     return cost;
+  }
+
+  /// Ints in a product with what is no int are places or masks, whose summands mean nothing.
+  bool sums_places(const Candidate& candidate) const {
+    return std::ranges::any_of(op_.terms, [&](const std::vector<int>& term) {
+      const bool has_amounts = std::ranges::any_of(term, [&](int i) { return operands_[i].is_floating; });
+      return has_amounts && std::ranges::any_of(term, [&](int i) {
+               return candidate.operands[i].is_partial() && !operands_[i].is_floating;
+             });
+    });
   }
 
   bool is_summed(const Cut& op) const {

@@ -25,6 +25,10 @@ struct OpInfo;
 struct Solution;
 class LeafGradients;
 
+/// Whether a layout may name this axis although the mesh does not have it: an axis of SessionOptions whose size is 1, so
+/// that a program runs with any sizes.
+bool is_absent_axis(const Mesh& mesh, std::string_view axis);
+
 /// A layout on every axis of the mesh, kept once, so that equal layouts are equal pointers.
 struct Placed {
   Layout layout;        ///< R, S and P, on every axis
@@ -60,6 +64,8 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
   /// `layout` completed by R, with I as R, even shards where rows divide and balanced sizes where they do not. Throws
   /// LayoutError and ShapeError as local_boxes.
   const Placed* placed(const Layout& layout, const std::vector<int64_t>& sizes, std::string_view what);
+  /// Throws UsageError, as `what`, for an axis that global tensors of this context do not know, naming those that they do.
+  void check_axes(const std::vector<std::string>& axes, std::string_view what) const;
   /// With R on the axes that it does not name.
   Layout completed(const Layout& layout) const;
   /// The one of this layout, which is complete.
@@ -74,7 +80,14 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
     if (watcher_) watcher_(op, solution);
   }
 
-  uint64_t next_random() noexcept { return random_++; }
+  /// By what calls that draw random numbers are told apart: a seed, and how many have drawn from it.
+  struct Drawn {
+    uint64_t seed = 0;
+    uint64_t calls = 0;
+  };
+  Drawn& drawn() noexcept { return drawn_; }
+  /// Whether ranks compare the value of the next distribute(): of all in check mode, else of the first ones.
+  bool compares_next() noexcept { return options_.checks_plain || num_distributed_++ < kNumCompared; }
   LeafGradients& gradients() noexcept { return *gradients_; }
 
   /// Counts what context.report() tells.
@@ -92,7 +105,9 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
   const Placed* whole_;
   std::unordered_map<const void*, std::unique_ptr<OpInfo>> ops_;  // by the address of the schema
   std::map<std::string, WholeOp> whole_ops_;
-  uint64_t random_ = 0;
+  static constexpr int kNumCompared = 8;
+  int num_distributed_ = 0;
+  Drawn drawn_;
   std::unique_ptr<LeafGradients> gradients_;
   Watcher watcher_;
 };
@@ -101,8 +116,10 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
 struct PendingRoot {
   static constexpr double kMaximum = -1;  ///< not a norm, the largest element
   double power = 0;
-  uint64_t axes = 0;  ///< bits, by the order of GlobalState::axes(); 0: the value is there
+  uint64_t axes = 0;  ///< bits, by the order of GlobalState::axes(); 0: the value is there, a norm if power is not 0
 };
+
+struct ViewOrigin;
 
 /// What stands behind a global tensor. Detached copies and saved variables share it.
 struct PieceMeta final : c10::BackendMeta {
@@ -114,9 +131,24 @@ struct PieceMeta final : c10::BackendMeta {
   std::shared_ptr<GlobalState> state;
   PendingRoot root{};
   bool is_parameter = false;
-  bool is_aliased = false;     ///< another global tensor has a view of this piece
-  bool is_stale_view = false;  ///< a view of a piece that was moved for it: writes would be lost
+  bool is_aliased = false;   ///< another tensor has a view of this piece
+  int64_t num_writes = 0;    ///< by ops in place, the same on all ranks
+  std::shared_ptr<ViewOrigin> origin{};  ///< of a view of a piece that was moved for it; null: of no such view
 };
+
+/// What a view of a moved piece was taken of: it has memory of its own, so writes to it are carried back.
+struct ViewOrigin {
+  c10::intrusive_ptr<c10::BackendMeta> base;  ///< PieceMeta of the tensor; null: there is no way back
+  int64_t num_writes = 0;                     ///< to the base when the view was taken: later ones it does not see
+  at::Tensor moved;                           ///< the piece of the base that was moved, of which the view is one
+  const Placed* placed = nullptr;             ///< where to
+};
+
+std::shared_ptr<ViewOrigin> origin_of(const at::Tensor& base, const at::Tensor& moved, const Placed* placed);
+/// Whether what is written to this tensor reaches the one that it is a view of.
+bool may_write(const PieceMeta& view);
+/// Carries a write back to where the view was taken.
+void write_to_origin(PieceMeta& view);
 
 /// The key on which global tensors dispatch: of a back-end that no build of libtorch has.
 inline constexpr c10::DispatchKey kGlobalKey = c10::DispatchKey::FPGA;
@@ -138,6 +170,9 @@ using Strides = c10::SmallVector<int64_t, 6>;
 /// Dense strides of a tensor whose dims lie in this order in memory, the outermost first. Dims that it lacks are
 /// repeated: their stride is 0.
 Strides dense_strides(at::IntArrayRef sizes, at::IntArrayRef order);
+
+/// distribute() without comparing what the ranks have.
+at::Tensor distributed(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);
 
 /// The piece of `meta` under another layout; itself if that is the same. Collective. Not differentiable.
 at::Tensor moved_piece(const PieceMeta& meta, const Placed* to, std::string_view what);

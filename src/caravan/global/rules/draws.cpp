@@ -30,7 +30,7 @@ std::vector<int64_t> part_of_rows(const std::vector<int64_t>& rows, const Placem
 }  // namespace
 
 Draws::Draws(GlobalState& state, const Layout& layout, const std::vector<int64_t>& sizes)
-    : stream_(state.options().seed, "global tensors", static_cast<int64_t>(state.next_random())),
+    : stream_(state.drawn().seed, "global tensors", static_cast<int64_t>(state.drawn().calls++)),
       strides_(sizes.size(), 1) {
   for (size_t dim = sizes.size(); dim-- > 0;) {
     strides_[dim] = num_elements_;

@@ -85,7 +85,8 @@ void unscale(Stack& stack) {
   }
   at::Tensor flag = whole_piece(found).clone();
   at::_amp_foreach_non_finite_check_and_unscale_(pieces, flag, factor);
-  for (const MeshAxis& axis : state->mesh().axes()) {
+  for (const std::string& name : state->axes()) {
+    const MeshAxis& axis = state->mesh()[name];
     if (axis.size() > 1) flag = reduced_over(axis, flag, ReduceOp::max, "unscale gradients");
   }
   if (PieceMeta* meta = meta_of(found)) {

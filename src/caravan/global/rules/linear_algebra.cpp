@@ -119,7 +119,7 @@ TypedResult cross(const OpCall& call) {
 
 TypedResult trace(const OpCall& call) {
   auto operation = batched(call, {2}, {0});
-  operation->terms = {{0}};
+  if (operation) operation->terms = {{0}};
   return operation;
 }
 

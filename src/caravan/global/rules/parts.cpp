@@ -64,7 +64,6 @@ TypedResult parts(const OpCall& call, int64_t dim, const Sizes& sizes) {
   return operation;
 }
 
-/// Integer arguments that count elements of a cut dim, from the pieces: begin, length.
 TypedResult slice(const OpCall& call) {
   const int64_t dim = call.dim("dim");
   const int64_t size = call.sizes(0)[dim];
@@ -108,7 +107,8 @@ TypedResult slice(const OpCall& call) {
 TypedResult slice_backward(const OpCall& call) {
   const Sizes sizes = call.integers("input_sizes");
   const int64_t dim = wrapped(call.integer("dim"), static_cast<int64_t>(sizes.size()));
-  const int64_t begin = call.integer("start");
+  const int64_t start = call.integer("start");
+  const int64_t begin = std::clamp<int64_t>(start < 0 ? start + sizes[dim] : start, 0, sizes[dim]);
   const int64_t length = call.sizes(0)[dim];
   const int64_t unit = std::gcd(std::gcd(begin, length), sizes[dim]);
   Labels labels;
@@ -198,7 +198,7 @@ TypedResult split_parts(const OpCall& call) {
 
 // ---- several tensors as one ----
 
-/// A list of tensors that makes one: labels of all but dim `dim`, which `joined` gives.
+/// Tensors one after another along a dim. It can be cut into the parts that divide all of them.
 TypedResult cat(const OpCall& call) {
   Labels labels;
   int64_t num_dims = 0;
@@ -231,7 +231,6 @@ TypedResult cat(const OpCall& call) {
   }
   dims[dim] = blocks.dim;
   operation.outputs = {dims};
-  // Local pieces have their parts of each block one after another only if each tensor is one block.
   return operation;
 }
 

@@ -74,7 +74,10 @@ at::Tensor like_self(LocalCall& local, const at::Tensor& values) {
 
 at::Tensor uniform(LocalCall& local, const at::Tensor& draws) {
   const double from = number(local, "from");
-  return like_self(local, draws * (number(local, "to") - from) + from);
+  const double to = number(local, "to");
+  const at::Tensor values = like_self(local, draws * (to - from) + from);
+  // Rounded to few digits, a draw may be the end of the range, which is not in it.
+  return values.masked_fill(values >= to, from);
 }
 
 at::Tensor normal(LocalCall& local, const at::Tensor& draws) {
@@ -311,7 +314,10 @@ void add_random_rules(RuleTable& rules) {
   add({"aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor"}, Draw::normal,
       normal_of_tensors);
   const Transform as_drawn = [](LocalCall& local, const at::Tensor& draws) { return draws.to(type_like(local)); };
-  add({"aten::rand_like"}, Draw::uniform, as_drawn);
+  add({"aten::rand_like"}, Draw::uniform, [](LocalCall& local, const at::Tensor& draws) {
+    const at::Tensor values = draws.to(type_like(local));
+    return values.masked_fill(values >= 1, 0);
+  });
   add({"aten::randn_like"}, Draw::normal, as_drawn);
   add({"aten::randint_like", "aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype"}, Draw::uniform,
       randint_like);

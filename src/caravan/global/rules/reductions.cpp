@@ -77,8 +77,11 @@ TypedResult mean(const OpCall& call) {
   const bool keeps = call.index("keepdim") >= 0 && call.flag("keepdim");
   operation.kernel = [dims, keeps, elements](LocalCall& local) {
     const c10::IValue& dtype = local.argument("dtype");
-    const auto type = dtype.isNone() ? std::nullopt : std::optional(dtype.toScalarType());
-    local.give({at::sum(local.tensor("self"), dims, keeps, type).div(elements)});
+    const at::Tensor self = local.tensor("self");
+    const at::ScalarType type = dtype.isNone() ? self.scalar_type() : dtype.toScalarType();
+    // A sum of halves may overflow where their mean does not.
+    const bool is_narrow = type == at::kHalf || type == at::kBFloat16;
+    local.give({at::sum(self, dims, keeps, is_narrow ? at::kFloat : type).div(elements).to(type)});
   };
   return operation;
 }
@@ -194,8 +197,6 @@ void add_reduction_rules(RuleTable& rules) {
   rules.add("aten::std_mean.correction", [](const OpCall& call) { return variance(call, true, true); });
   rules.add("aten::equal", equal);
   rules.add("aten::is_same_size", is_same_size);
-  rules.add({"aten::linalg_vector_norm", "aten::norm.ScalarOpt_dim", "aten::norm.Scalar", "aten::logsumexp"},
-            [](const OpCall& call) -> TypedResult { return whole_reduction(call); });
   add_extreme_rules(rules);
 }
 

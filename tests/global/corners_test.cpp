@@ -1,0 +1,266 @@
+// Calls that are right on plain tensors and easily wrong, without an error, on pieces: signs, ranges, casts of sums,
+// memory that two tensors share, gradients of gradients.
+#include <gmock/gmock.h>
+#include <thread>
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "caravan/base/error.h"
+#include "caravan/global/creating.h"
+#include "caravan/global/global.h"
+#include "caravan/global/module.h"
+#include "caravan/global/op_info.h"
+#include "caravan/global/state.h"
+#include "tests/redistribute/denote.h"
+
+namespace caravan::testing::corners_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Layout kRows{{"tp", Shard{0}}};
+
+void on_two(const std::function<void(const GlobalContext&)>& body) {
+  on_mesh({{"tp", 2}}, [&](const Mesh& mesh) { body(GlobalContext(mesh)); });
+}
+
+TEST(GlobalCorners, StacksOfNormsAndOtherNumbers) {
+  on_two([](const GlobalContext& context) {
+    const at::Tensor x = distribute(at::ones({4}, at::kDouble), kRows, context);
+    const at::Tensor whole = distribute(at::ones({9}, at::kDouble), {}, context);
+    const at::Tensor other = distribute(at::scalar_tensor(-3., at::kDouble), {}, context);
+    const auto stacked = [](const at::Tensor& a, const at::Tensor& b) { return full(at::stack({a, b})); };
+    EXPECT_TRUE(is_close(stacked(x.norm(), other), at::tensor({2., -3.})));
+    EXPECT_TRUE(is_close(stacked(at::linalg_vector_norm(x, 3), other), at::tensor({std::cbrt(4.), -3.})));
+    EXPECT_TRUE(is_close(stacked(whole.norm(), x.norm()), at::tensor({3., 2.})));
+    EXPECT_NEAR(full(at::stack({whole.norm(), x.norm()}).norm()).item<double>(), std::sqrt(13.), 1e-12);
+    at::Tensor norm = whole.norm();
+    norm.neg_();
+    EXPECT_TRUE(is_close(stacked(norm, x.norm()), at::tensor({-3., 2.})));
+    const at::Tensor small = distribute(at::ones({1}), {{"tp", Shard{0}}}, context);
+    EXPECT_EQ(full(at::linalg_vector_norm(small, 2, std::nullopt, false, at::kDouble)).item<double>(), 1);
+  });
+}
+
+TEST(GlobalCorners, SlicesFromTheEnd) {
+  on_two([](const GlobalContext& context) {
+    const at::Tensor weight = random_tensor({4}, 1);
+    const at::Tensor x = distribute(at::zeros({8}, at::kDouble).requires_grad_(), {}, context);
+    (x.slice(0, -4) * distribute(weight, kRows, context)).sum().backward();
+    EXPECT_TRUE(is_close(full(x.grad()), at::cat({at::zeros({4}, at::kDouble), weight})));
+  });
+}
+
+TEST(GlobalCorners, SumsThatAreIndices) {
+  on_two([](const GlobalContext& context) {
+    const at::Tensor each = at::arange(2000, at::kLong).remainder(4).view({2, 1000});
+    const at::Tensor index = distribute(each, kRows, context).sum(0);
+    const at::Tensor zeros = distribute(at::zeros({8}, at::kDouble), {}, context);
+    const at::Tensor ones = at::ones({1000}, at::kDouble);
+    const at::Tensor counts = full(zeros.index_put({index}, distribute(ones, {}, context), true));
+    EXPECT_TRUE(at::equal(counts, at::zeros({8}, at::kDouble).index_put({each.sum(0)}, ones, true)));
+  });
+}
+
+TEST(GlobalCorners, CastsOfSums) {
+  on_two([](const GlobalContext& context) {
+    const auto sum = [&](std::vector<double> values) {
+      return distribute(at::tensor(values, at::kDouble), kRows, context).sum();
+    };
+    EXPECT_EQ(full(sum({0.6, 0.6}).to(at::kLong)).item<int64_t>(), 1);
+    EXPECT_EQ(full(sum({0.6, 0.6}).sum(at::kLong)).item<int64_t>(), 1);
+    EXPECT_FALSE(full(sum({1, -1}).to(at::kBool)).item<bool>());
+    EXPECT_NEAR(full(sum({0.6, 0.6}).to(at::kFloat)).item<float>(), 1.2, 1e-6);
+    const at::Tensor target = distribute(at::zeros({}, at::kLong), {}, context);
+    target.copy_(sum({0.6, 0.6}));
+    EXPECT_EQ(full(target).item<int64_t>(), 1);
+    // Its sum is more than a half can be.
+    const at::Tensor halves = distribute(at::ones({200000}, at::kHalf), kRows, context);
+    EXPECT_EQ(full(halves.mean()).item<float>(), 1);
+  });
+}
+
+TEST(GlobalCorners, WhatIsMovedHasMemoryOfItsOwn) {
+  on_two([](const GlobalContext& context) {
+    const at::Tensor ones = at::ones({4, 2}, at::kDouble);
+    for (const Layout& to : {kRows, Layout{{"tp", Partial{}}}}) {
+      const at::Tensor x = distribute(ones, {}, context);
+      redistribute(x, to).mul_(2);
+      EXPECT_TRUE(at::equal(full(x), ones)) << to.to_string();
+    }
+    // A piece that the caller has follows what is written, also if the op wants another layout.
+    const at::Tensor x = distribute(ones, {}, context);
+    const at::Tensor piece = local(x);
+    x.add_(distribute(ones, kRows, context));
+    EXPECT_TRUE(at::equal(piece, 2 * ones));
+  });
+}
+
+TEST(GlobalCorners, GradientsOfGradients) {
+  const at::Tensor values = random_tensor({4}, 3);
+  on_two([&](const GlobalContext& context) {
+    for (const Layout& where : {kRows, Layout{}}) {
+      const at::Tensor x = distribute(values.clone().requires_grad_(), where, context);
+      const at::Tensor gradient = torch::autograd::grad({full(x).pow(3).sum()}, {x}, {}, true, true)[0];
+      (gradient.square().sum() + x.sum()).backward();
+      EXPECT_TRUE(is_close(full(x.grad()), 36 * values.pow(3) + 1)) << where.to_string();
+
+      const at::Tensor again = distribute(values.clone().requires_grad_(), where, context);
+      const at::Tensor inner = torch::autograd::grad({global(local(again).pow(3), layout(again), context).sum()},
+                                                     {again}, {}, true, true)[0];
+      (inner.square().sum() + again.sum()).backward();
+      EXPECT_TRUE(is_close(full(again.grad()), 36 * values.pow(3) + 1)) << where.to_string();
+    }
+  });
+}
+
+TEST(GlobalCorners, AxesThatAContextDoesNotKnow) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const Mesh& mesh) {
+    const GlobalContext context(mesh, {.checks_plain = true, .axes = {"tp"}});
+    const at::Tensor x = at::ones({4}, at::kDouble);
+    EXPECT_THAT(message_of<UsageError>([&] { distribute(x, {{"dp", Shard{0}}}, context); }),
+                HasSubstr("is not among the axes of this context"));
+    const at::Tensor t = distribute(x, kRows, context);
+    EXPECT_THAT(message_of<UsageError>([&] { redistribute(t, {{"dp", Shard{0}}}); }), HasSubstr("use tp"));
+    // Each coordinate on dp has tensors of its own, and runs other ops.
+    if (mesh["dp"].coord() == 0) return;
+    EXPECT_TRUE(at::equal(full(t + x * 2), 3 * x));
+  });
+}
+
+TEST(GlobalCorners, DrawsStayInTheirRange) {
+  on_two([](const GlobalContext& context) {
+    const at::Tensor x = distribute(at::zeros({100000}, at::kBFloat16), kRows, context);
+    EXPECT_LT(full(x.uniform_()).to(at::kFloat).max().item<float>(), 1);
+    EXPECT_LT(full(at::rand_like(x)).to(at::kFloat).max().item<float>(), 1);
+    EXPECT_LT(full(x.uniform_(1, 2)).to(at::kFloat).max().item<float>(), 2);
+  });
+}
+
+TEST(GlobalCorners, TypesOfWhatIsCreated) {
+  on_two([](const GlobalContext& context) {
+    const CreatesGlobal scope(context);
+    EXPECT_EQ(at::full({4}, 5).scalar_type(), at::kLong);
+    EXPECT_EQ(at::full({4}, true).scalar_type(), at::kBool);
+    EXPECT_EQ(at::full({4}, 5.).scalar_type(), at::kFloat);
+  });
+}
+
+/// A row of a dim that is cut is gathered for the view; what is written to it reaches the tensor.
+TEST(GlobalCorners, WritesToViewsOfMovedTensors) {
+  const at::Tensor values = random_tensor({6, 4}, 1);
+  const auto write = [](const at::Tensor& x) {
+    const at::NoGradGuard no_grad;
+    x[5].fill_(7);
+    x.slice(0, 1, 4).select(1, 2).mul_(2);
+    x.slice(0, 0, 3).add_(x.slice(0, 3, 6));
+    x.t()[1].zero_();
+  };
+  const at::Tensor expected = values.clone();
+  write(expected);
+  on_two([&](const GlobalContext& context) {
+    for (const Layout& where : {kRows, Layout{{"tp", Shard{1}}}, Layout{{"tp", Shard{0, {1, 5}}}}}) {
+      const at::Tensor x = distribute(values, where, context);
+      write(x);
+      EXPECT_TRUE(is_close(full(x), expected)) << where.to_string();
+      // It would undo what was written after the view was taken.
+      const at::Tensor row = x.select(where["tp"].dim(), 0);
+      x.add_(1);
+      EXPECT_THAT(message_of<UsageError>([&] { row.fill_(0); }), HasSubstr("take the view anew"));
+    }
+    const CreatesGlobal scope(context);
+    const torch::nn::Embedding table(torch::nn::EmbeddingOptions(8, 3).padding_idx(2));
+    EXPECT_EQ(full(table->weight).select(0, 2).abs().sum().item<float>(), 0);
+  });
+}
+
+TEST(GlobalCorners, CopiesOfLists) {
+  const at::Tensor values = random_tensor({4, 2}, 1);
+  on_two([&](const GlobalContext& context) {
+    for (const Layout& where : {kRows, Layout{}, Layout{{"tp", Shard{1}}}}) {
+      const std::vector<at::Tensor> to{distribute(at::zeros_like(values), where, context)};
+      at::_foreach_copy_(to, {distribute(values, kRows, context)});
+      EXPECT_TRUE(at::equal(full(to[0]), values)) << where.to_string();
+    }
+  });
+}
+
+/// A backward that throws leaves nothing behind.
+TEST(GlobalCorners, BackwardAfterOneThatThrew) {
+  struct Throws : torch::autograd::Function<Throws> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+      throw std::runtime_error("planted");
+    }
+  };
+  const at::Tensor values = random_tensor({4}, 3);
+  const at::Tensor input = random_tensor({6, 4}, 4);
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor first = distribute(values.clone().requires_grad_(), {}, context);
+    const at::Tensor second = distribute(values.clone().requires_grad_(), {}, context);
+    const at::Tensor data = distribute(input, kRows, context);
+    EXPECT_THROW(((data * first).sum() + Throws::apply(data * second).sum()).backward(), std::runtime_error);
+    first.mutable_grad() = second.mutable_grad() = at::Tensor();
+    (data * second).sum().backward();
+    EXPECT_EQ(layout(second.grad()).to_string(), "tp=R");
+    EXPECT_TRUE(is_close(full(second.grad()), input.sum(0)));
+    // The second gradient is added to the first.
+    (data * second).sum().backward();
+    EXPECT_TRUE(is_close(full(second.grad()), 2 * input.sum(0)));
+  });
+}
+
+/// What a second backward adds to a gradient is reduced with the others when it ends, not by itself.
+TEST(GlobalCorners, GradientsThatAddUpAreReducedTogether) {
+  const at::Tensor values = random_tensor({4}, 3);
+  const at::Tensor input = random_tensor({6, 4}, 4);
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor parameter = distribute(values.clone().requires_grad_(), {}, context);
+    const at::Tensor data = distribute(input, kRows, context);
+    (data * parameter).sum().backward();
+    int added = 0;
+    int moved = 0;
+    context.state()->watch([&](const OpInfo& op, const Solution& solution) {
+      if (op.name != "aten::add_.Tensor") return;
+      ++added;
+      for (const Placed* each : solution.operands) moved += each->layout["tp"].is_replicate() ? 1 : 0;
+    });
+    (data * parameter).sum().backward();
+    context.state()->watch(nullptr);
+    EXPECT_EQ(added, 1);
+    EXPECT_EQ(moved, 0);  // both are summands
+    EXPECT_EQ(layout(parameter.grad()).to_string(), "tp=R");
+    EXPECT_TRUE(is_close(full(parameter.grad()), 2 * input.sum(0)));
+  });
+}
+
+TEST(GlobalCorners, AFrozenParameterIsTrainedLater) {
+  const at::Tensor input = random_tensor({6, 4}, 4);
+  on_two([&](const GlobalContext& context) {
+    torch::nn::Linear net(torch::nn::LinearOptions(4, 2).bias(false));
+    net->to(at::kDouble);
+    {
+      const at::NoGradGuard no_grad;
+      net->weight.fill_(0.5);
+    }
+    net->weight.requires_grad_(false);
+    distribute_module(*net, {}, context);
+    net->weight.requires_grad_(true);
+    net(distribute(input, kRows, context)).sum().backward();
+    EXPECT_EQ(layout(net->weight.grad()).to_string(), "tp=R");
+  });
+}
+
+}  // namespace
+}  // namespace caravan::testing::corners_test
