@@ -94,13 +94,18 @@ at::Tensor SplitModule::piece_of_whole(const std::string& name, const at::Tensor
   return local(distributed(tensor.detach(), layout_for(name, layouts_), context_));
 }
 
+void SplitModule::put(const at::Tensor& piece, const Placed* placed, const at::Tensor& tensor) const {
+  // set_data() refuses another device: a rehearsal computes on meta tensors.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(
+      wrap_piece(piece, tensor.sizes(), placed, context_.state()).getIntrusivePtr());
+  meta_of(tensor)->is_parameter = true;
+}
+
 void SplitModule::add(Parameter& slot, const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   GlobalState& state = *context_.state();
   const Placed* placed = state.placed(layout_for(slot.name(), layouts_), tensor.sizes().vec(), slot.name());
-  at::Tensor handle = tensor;
-  handle.set_data(wrap_piece(slot.unsharded(), tensor.sizes(), placed, context_.state()));
-  meta_of(handle)->is_parameter = true;
+  put(slot.unsharded(), placed, tensor);
   if (tensor.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<ToSlot>(slot));
   split_.push_back({&slot, tensor});
 }
@@ -110,11 +115,7 @@ void SplitModule::follow_dtypes() {
   for (Split& each : split_) {
     const at::Tensor& piece = each.slot->unsharded();
     if (each.tensor.scalar_type() == piece.scalar_type() && each.tensor.device() == piece.device()) continue;
-    const Placed* placed = meta_of(each.tensor)->placed;
-    // set_data() refuses another device: a rehearsal computes on meta tensors.
-    each.tensor.unsafeGetTensorImpl()->shallow_copy_from(
-        wrap_piece(piece, each.tensor.sizes(), placed, context_.state()).getIntrusivePtr());
-    meta_of(each.tensor)->is_parameter = true;
+    put(piece, meta_of(each.tensor)->placed, each.tensor);
   }
 }
 

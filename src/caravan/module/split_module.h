@@ -18,6 +18,8 @@ class Module;
 
 namespace caravan {
 
+struct Placed;
+
 /// A torch::nn::Module whose parameters are split over axes of the mesh, behind the seam of techniques: the module's
 /// own tensors are global tensors (global/global.h) on these axes, whose pieces are the unsharded parameters of the
 /// slots. What goes into the module and comes out of it is whole on each of their ranks (I).
@@ -54,6 +56,8 @@ class SplitModule {
     Parameter* slot;
     at::Tensor tensor;
   };
+  /// Makes `tensor` the global tensor of this piece.
+  void put(const at::Tensor& piece, const Placed* placed, const at::Tensor& tensor) const;
   void follow_dtypes();
   uint64_t seed_of(const std::string& unit, const ForwardContext& context) const;
 
