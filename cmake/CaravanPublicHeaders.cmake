@@ -14,7 +14,7 @@ set(CARAVAN_PUBLIC_HEADERS
   nn/experts/experts.h models/model.h nn/experts/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
   data/files/corpus.h data/windows/sampler.h data/tokenizer/tokenizer.h
   caravan.h formats/checkpoint/checkpoint.h formats/huggingface/huggingface.h formats/huggingface/load_model.h
-  session/module_checkpoint.h session/parallelize.h session/plan_module.h session/run_program.h session/session.h session/trials.h
+  session/candidates.h session/module_checkpoint.h session/parallelize.h session/plan_module.h session/run_program.h session/session.h session/trials.h
   generate/generate.h train/evaluation/evaluate.h recipe/recipe.h train/folder/run_state.h
   step/batch.h step/train_step.h cost/rehearsal.h)
 

@@ -11,6 +11,7 @@
 #include "caravan/session/session.h"
 
 // Your module, how ranks share its work, checkpoints.
+#include "caravan/session/candidates.h"
 #include "caravan/session/parallelize.h"
 #include "caravan/session/plan_module.h"
 #include "caravan/session/trials.h"

@@ -69,8 +69,9 @@ MakeOptimizer adamw() {
 std::vector<Rehearsal> rehearsals_of(const Trainable& net, const PlannedModule& one, int per_host) {
   std::vector<Rehearsal> all;
   for (int stage = 0; stage < one.pp; ++stage) {
-    all.push_back(rehearse(net, {.dp = one.dp, .pp = one.pp, .rank = stage * one.dp, .ranks_per_host = per_host},
-                           one.techniques, batch_of(kRows / one.dp), adamw(), one.options));
+    all.push_back(rehearse(
+        net, {.dp = one.dp, .pp = one.pp, .tp = one.tp, .rank = stage * one.dp * one.tp, .ranks_per_host = per_host},
+        one.techniques, batch_of(kRows / one.dp), adamw(), one.options));
   }
   return all;
 }

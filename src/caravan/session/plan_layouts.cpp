@@ -57,7 +57,12 @@ std::string words_of(const Setting& setting) {
 }  // namespace
 
 LayoutSpace::LayoutSpace(LayoutLimits limits) : limits_(std::move(limits)) {
+  const TensorChoice* fixed_tensor = nullptr;
   for (const Technique& technique : limits_.fixed) {
+    if (const auto* tensor = std::get_if<TensorChoice>(&technique)) {
+      fixed_tensor = tensor;
+      continue;
+    }
     const auto* setting = std::get_if<Setting>(&technique);
     const std::string_view family = setting == nullptr ? "" : setting->family().name;
     if (family == "data_parallel") {
@@ -72,9 +77,19 @@ LayoutSpace::LayoutSpace(LayoutLimits limits) : limits_(std::move(limits)) {
       extra_.push_back(technique);
     }
   }
-  for (const int64_t pp : divisors(limits_.ranks, is_fixed("pipeline") ? 2 : 1, limits_.num_units)) {
-    if (limits_.rows % (limits_.ranks / pp) == 0) stages_.push_back(static_cast<int>(pp));
+  for (const int64_t tp : divisors(limits_.ranks, fixed_tensor != nullptr ? 2 : 1, limits_.ranks)) {
+    const int size = static_cast<int>(tp);
+    if (fixed_tensor != nullptr) limits_.tensors[size] = *fixed_tensor;
+    if ((tp == 1 || limits_.tensors.contains(size)) && !stages(size).empty()) tensor_sizes_.push_back(size);
   }
+}
+
+std::vector<int> LayoutSpace::stages(int tp) const {
+  std::vector<int> all;
+  for (const int64_t pp : divisors(limits_.ranks / tp, is_fixed("pipeline") ? 2 : 1, limits_.num_units)) {
+    if (limits_.rows % (limits_.ranks / tp / pp) == 0) all.push_back(static_cast<int>(pp));
+  }
+  return all;
 }
 
 bool LayoutSpace::is_fixed(std::string_view family) const {
@@ -84,9 +99,10 @@ bool LayoutSpace::is_fixed(std::string_view family) const {
   });
 }
 
-StepLayout LayoutSpace::with_stages(StepLayout layout, int pp) const {
+StepLayout LayoutSpace::with_stages(StepLayout layout, int pp, int tp) const {
   layout.pp = pp;
-  layout.dp = limits_.ranks / pp;
+  layout.tp = tp;
+  layout.dp = limits_.ranks / pp / tp;
   const std::vector<int64_t> counts = divisors(limits_.rows / layout.dp);
   const auto enough = std::ranges::lower_bound(counts, layout.micro_batches);
   layout.micro_batches = enough == counts.end() ? counts.back() : *enough;
@@ -99,14 +115,14 @@ StepLayout LayoutSpace::with_stages(StepLayout layout, int pp) const {
   return layout;
 }
 
-std::vector<StepLayout> LayoutSpace::seeds(int pp) const {
+std::vector<StepLayout> LayoutSpace::seeds(int pp, int tp) const {
   std::vector<StepLayout> all;
   const std::vector<int64_t> counts =
       pp == 1 ? std::vector<int64_t>{1, 4, 16, limits_.rows} : std::vector<int64_t>{pp, 4 * pp};
   for (const int64_t micro_batches : counts) {
     StepLayout seed = first_;
     seed.micro_batches = micro_batches;
-    seed = with_stages(seed, pp);
+    seed = with_stages(seed, pp, tp);
     all.push_back(seed);
     if (is_fixed("recompute")) continue;
     std::vector<Setting> recomputes = proposals("recompute", pp);
@@ -131,14 +147,25 @@ void LayoutSpace::add_data(std::vector<StepLayout>& all, const StepLayout& from)
 }
 
 void LayoutSpace::add_stages(std::vector<StepLayout>& all, const StepLayout& from) const {
-  const auto at = std::ranges::find(stages_, from.pp);
-  if (at != stages_.begin()) all.push_back(with_stages(from, *(at - 1)));
-  if (at + 1 < stages_.end()) all.push_back(with_stages(from, *(at + 1)));
+  const std::vector<int> counts = stages(from.tp);
+  const auto at = std::ranges::find(counts, from.pp);
+  if (at != counts.begin()) all.push_back(with_stages(from, *(at - 1), from.tp));
+  if (at + 1 < counts.end()) all.push_back(with_stages(from, *(at + 1), from.tp));
   if (from.pp == 1 || is_fixed("pipeline")) return;
   for (Setting& schedule : proposals("pipeline", from.pp)) {
     StepLayout& other = all.emplace_back(from);
     other.schedule = std::move(schedule);
   }
+}
+
+/// Ranks go from copies to parts, or back, and the stages stay.
+void LayoutSpace::add_tensor(std::vector<StepLayout>& all, const StepLayout& from) const {
+  const auto at = std::ranges::find(tensor_sizes_, from.tp);
+  const auto add = [&](int tp) {
+    if (std::ranges::count(stages(tp), from.pp) > 0) all.push_back(with_stages(from, from.pp, tp));
+  };
+  if (at != tensor_sizes_.begin()) add(*(at - 1));
+  if (at + 1 < tensor_sizes_.end()) add(*(at + 1));
 }
 
 void LayoutSpace::add_recompute(std::vector<StepLayout>& all, const StepLayout& from) const {
@@ -178,6 +205,7 @@ std::vector<StepLayout> LayoutSpace::neighbours(const StepLayout& layout) const 
   std::vector<StepLayout> all;
   add_data(all, layout);
   add_stages(all, layout);
+  add_tensor(all, layout);
   add_recompute(all, layout);
   add_offload(all, layout);
   add_micro_batches(all, layout);
@@ -186,6 +214,7 @@ std::vector<StepLayout> LayoutSpace::neighbours(const StepLayout& layout) const 
 
 std::vector<Technique> LayoutSpace::techniques(const StepLayout& layout) const {
   std::vector<Technique> all;
+  if (layout.tp > 1) all.emplace_back(limits_.tensors.at(layout.tp));
   if (layout.pp > 1) all.emplace_back(layout.schedule);
   if (layout.dp > 1 || is_fixed("data_parallel")) all.emplace_back(layout.data_parallel);
   if (!layout.recompute.is_none()) all.emplace_back(layout.recompute);
@@ -208,6 +237,7 @@ std::string LayoutSpace::text(const StepLayout& layout) const {
     const int64_t of_rank = num_stages(layout) / layout.pp;
     if (of_rank > 1) parts.push_back(fmt::format("{} stages a rank", of_rank));
   }
+  if (layout.tp > 1) parts[0] += fmt::format(" x tp {}", layout.tp);
   if (layout.dp > 1) parts.push_back(words_of(layout.data_parallel));
   if (!layout.recompute.is_none()) parts.push_back("recompute " + words_of(layout.recompute));
   for (const char* kind : kOffloadKinds) {
@@ -220,13 +250,14 @@ std::string LayoutSpace::text(const StepLayout& layout) const {
 std::set<std::string> LayoutSpace::features(const StepLayout& layout) const {
   std::set<std::string> all{layout.data_parallel.name()};
   if (layout.pp > 1) all.insert("pipeline stages");
+  if (layout.tp > 1) all.insert("tensor parallelism");
   if (!layout.recompute.is_none()) all.insert("recomputation");
   if (is_offload_used(layout.offload)) all.insert("offload");
   return all;
 }
 
 std::vector<std::string> LayoutSpace::feature_names() const {
-  std::vector<std::string> all{"pipeline stages", "recomputation", "offload"};
+  std::vector<std::string> all{"pipeline stages", "tensor parallelism", "recomputation", "offload"};
   for (const std::string& name : names_of("data_parallel")) all.push_back(name);
   return all;
 }

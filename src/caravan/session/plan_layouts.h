@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -13,7 +14,7 @@ namespace caravan {
 
 /// What a plan of a user's module chooses.
 struct StepLayout {
-  int dp = 1, pp = 1;
+  int dp = 1, pp = 1, tp = 1;
   int64_t micro_batches = 1;
   Setting data_parallel{"data_parallel"};
   Setting schedule{"pipeline"};  ///< of stages
@@ -28,6 +29,8 @@ struct LayoutLimits {
   int64_t num_units = 1;                                      ///< that stages are made of
   bool offloads_state = false, offloads_activations = false;  ///< to the host
   std::vector<Technique> fixed{};  ///< in each layout; of these families nothing else is chosen
+  /// How the net is split over so many ranks of the axis tp. A choice that is fixed is for all of them.
+  std::map<int, TensorChoice> tensors{};
 };
 
 /// The layouts among which a plan chooses: all of the registry that computes the gradient of one process and can be
@@ -36,10 +39,13 @@ class LayoutSpace {
  public:
   explicit LayoutSpace(LayoutLimits limits);
 
-  /// The numbers of stages with which the rows can be dealt evenly to the ranks, in ascending order.
-  const std::vector<int>& stages() const noexcept { return stages_; }
+  /// The numbers of stages with which the rows can be dealt evenly to the ranks, in ascending order, if each of these is
+  /// `tp` ranks.
+  std::vector<int> stages(int tp = 1) const;
+  /// The sizes of the axis tp for which there are some, in ascending order.
+  const std::vector<int>& tensor_sizes() const noexcept { return tensor_sizes_; }
   /// Where a search starts with so many ranks of stages: few and many micro-batches, with and without recomputation.
-  std::vector<StepLayout> seeds(int pp) const;
+  std::vector<StepLayout> seeds(int pp, int tp = 1) const;
   /// Those that differ in one choice. Recomputation also together with larger micro-batches, for which it makes room.
   std::vector<StepLayout> neighbours(const StepLayout& layout) const;
 
@@ -61,13 +67,14 @@ class LayoutSpace {
   void add_offload(std::vector<StepLayout>& all, const StepLayout& from) const;
   void add_recompute(std::vector<StepLayout>& all, const StepLayout& from) const;
   void add_micro_batches(std::vector<StepLayout>& all, const StepLayout& from) const;
+  void add_tensor(std::vector<StepLayout>& all, const StepLayout& from) const;
   /// With so many stages; the micro-batches as near as the rows allow.
-  StepLayout with_stages(StepLayout layout, int pp) const;
+  StepLayout with_stages(StepLayout layout, int pp, int tp) const;
 
   LayoutLimits limits_;
   std::vector<Technique> extra_;  ///< of fixed, those of families that no layout chooses
   StepLayout first_;
-  std::vector<int> stages_;
+  std::vector<int> tensor_sizes_;
 };
 
 }  // namespace caravan

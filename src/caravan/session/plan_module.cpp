@@ -30,6 +30,7 @@
 #include "caravan/plan/plan_text.h"
 #include "caravan/plan/sentences.h"
 #include "caravan/session/plan_search.h"
+#include "caravan/session/plan_tensor.h"
 #include "caravan/session/trainable_parts.h"
 #include "caravan/train/dataset/prepare.h"
 
@@ -135,6 +136,15 @@ struct Planned {
   UnitRepeats repeats{};
 };
 
+void check_rows(const LayoutSpace& space) {
+  if (!space.tensor_sizes().empty()) return;
+  const LayoutLimits& limits = space.limits();
+  refuse_plan("sample",
+              fmt::format("{} rows cannot be dealt evenly to {} ranks{}", limits.rows, limits.ranks,
+                          limits.num_units > 1 ? ", whether some are stages or none" : ""),
+              fmt::format("use {} rows, or another number of ranks", multiples_near(limits.rows, limits.ranks)));
+}
+
 /// Throws UsageError before anything is sent. Hardware may still be measured, for `ranks` of a session.
 Planned checked(const Trainable& net, const StepData& sample, const PlanOptions& options, int ranks,
                 const KeptTensors& kept, torch::nn::Module& module) {
@@ -146,27 +156,40 @@ Planned checked(const Trainable& net, const StepData& sample, const PlanOptions&
                              .rows = sample.x.size(0),
                              .num_units = static_cast<int64_t>(units.size()),
                              .fixed = options.fixed}};
-  const LayoutSpace space(planned.limits);
-  if (space.stages().empty()) {
-    refuse_plan("sample",
-                fmt::format("{} rows cannot be dealt evenly to {} ranks{}", planned.limits.rows, ranks,
-                            planned.limits.num_units > 1 ? ", whether some are stages or none" : ""),
-                fmt::format("use {} rows, or another number of ranks", multiples_near(planned.limits.rows, ranks)));
-  }
+  if (!options.splits_layers) check_rows(LayoutSpace(planned.limits));
   planned.step = step_of_one(net, sample, options, kept);
   if (units.size() > 1) planned.repeats = find_repeats(units, planned.step);
   return planned;
 }
 
+/// Whether time is up on some rank.
+std::function<bool()> clock_of(double seconds, Communicator* world) {
+  const auto end = std::clock() + static_cast<std::clock_t>(seconds * CLOCKS_PER_SEC);
+  return [=] {
+    const bool is_over = std::clock() > end;
+    if (world == nullptr) return is_over;
+    const at::Tensor late = at::full({1}, is_over ? 1.0F : 0.0F);
+    all_reduce_async(*world, late, late, ReduceOp::sum, "time").wait();
+    return late.item<float>() > 0;
+  };
+}
+
+bool has_tensor(const std::vector<Technique>& techniques) {
+  return std::ranges::any_of(techniques, [](const auto& one) { return std::holds_alternative<TensorChoice>(one); });
+}
+
+CandidateOptions candidate_options(const PlanOptions& options) {
+  return {.names = options.names, .extents = options.extents};
+}
+
 ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanOptions& options,
-                       const Hardware& hardware, Planned planned, const KeptTensors& kept,
-                       const std::function<bool()>& is_over) {
+                       const Hardware& hardware, Planned planned, const KeptTensors& kept, Communicator* world) {
+  const auto is_over = clock_of(options.seconds, world), is_half_over = clock_of(options.seconds / 2, world);
   MakeOptimizer optimizer = options.optimizer;
   if (!optimizer.is_given()) optimizer = [](FlatState& state) { return std::make_unique<AdamW>(state); };
   // The memory of a processor's host is that of its ranks. An optimizer of torch::optim steps on the device.
   planned.limits.offloads_activations = !hardware.device_of(0).is_processor;
   planned.limits.offloads_state = planned.limits.offloads_activations && !optimizer.is_of_torch();
-  const LayoutSpace space(planned.limits);
   PlannedStep step{net, sample, optimizer, options.parallel, hardware, {}, planned.repeats};
   step.work = {.rows = static_cast<double>(planned.limits.rows),
                .flops = planned.step.flops(),
@@ -175,6 +198,14 @@ ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanO
     step.work.budget_bytes = parse_bytes(offload->text("device_budget")).value_or(0);
     step.work.is_update_delayed = offload->flag("delayed_update");
   }
+  bool is_complete = true;
+  if (options.splits_layers && !has_tensor(options.fixed)) {
+    FoundTensors tensors = find_tensors(step, planned.limits, candidate_options(options), kept, is_half_over);
+    planned.limits.tensors = std::move(tensors.by_size);
+    is_complete = tensors.is_complete;
+  }
+  const LayoutSpace space(planned.limits);
+  check_rows(space);
   const LayoutPredictor predictor(step, space, kept);
   const FoundLayouts found = search_step_layouts(space, predictor, is_over, options.most_rows);
   if (found.best.empty()) {
@@ -183,19 +214,25 @@ ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanO
   }
   ModulePlan plan{.subject = subject_of(planned.module, planned.limits, step),
                   .num_estimated = found.estimated.size(),
-                  .is_complete = found.is_complete,
+                  .is_complete = is_complete && found.is_complete,
                   .advice = sentences_of(compared_layouts(found.best, space), compared_layouts(found.estimated, space),
                                          space.feature_names(), planned.limits.ranks)};
-  const std::vector<int>& stages = space.stages();
-  if (stages.front() > 1 && planned.limits.rows % planned.limits.ranks != 0) {
+  const std::vector<int> stages = space.stages();
+  if (stages.empty()) {
+    plan.advice.push_back(
+        fmt::format("{} rows cannot be dealt evenly to {} ranks: layouts with tensor parallelism alone "
+                    "are left",
+                    planned.limits.rows, planned.limits.ranks));
+  } else if (stages.front() > 1 && space.tensor_sizes().back() == 1 &&
+             planned.limits.rows % planned.limits.ranks != 0) {
     plan.advice.push_back(fmt::format("{} rows cannot be dealt evenly to {} ranks: layouts of {} stages alone are left",
                                       planned.limits.rows, planned.limits.ranks, fmt::join(stages, " or ")));
   }
   for (const FoundLayout& one : found.best) {
     ParallelOptions parallel = options.parallel;
     parallel.micro_batches = one.layout.micro_batches;
-    plan.best.push_back(
-        {one.text, one.layout.dp, one.layout.pp, space.techniques(one.layout), parallel, one.prediction});
+    plan.best.push_back({one.text, one.layout.dp, one.layout.pp, one.layout.tp, space.techniques(one.layout), parallel,
+                         one.prediction});
   }
   return plan;
 }
@@ -207,7 +244,8 @@ void check_options(const PlanOptions& options) {
   std::set<std::string_view> families;
   for (const Technique& technique : options.fixed) {
     const auto* setting = std::get_if<Setting>(&technique);
-    const std::string_view family = setting == nullptr ? "precision" : setting->family().name;
+    std::string_view family = setting == nullptr ? "precision" : setting->family().name;
+    if (std::holds_alternative<TensorChoice>(technique)) family = "tensor";
     if (!families.insert(family).second) refuse_plan(std::string(family), "is fixed twice", "leave one of them out");
   }
   if (options.hardware.hosts.empty() || options.ranks <= options.hardware.num_devices()) return;
@@ -255,23 +293,13 @@ void check_same_plan(const Session& session, const StepData& sample, const PlanO
                            {"the shape of y", fmt::format("{}", fmt::join(sample.y.sizes(), ", "))},
                            {"the dtype of x", dtype_name_of(sample.x.scalar_type())},
                            {"fixed", join(techniques)},
+                           {"splits_layers", options.splits_layers ? "true" : "false"},
+                           {"names", to_code(tensor(options.names, {}, options.extents))},
                            {"the optimizer", options.optimizer.is_of_torch() ? "of torch" : "of this library"},
                            {"parallel", text_of(options.parallel)},
                            {"ranks", fmt::format("{}", options.ranks)},
                            {"most_rows", fmt::format("{}", options.most_rows)},
                            {"hardware", options.hardware.hosts.empty() ? "" : to_toml(options.hardware)}});
-}
-
-/// Whether time is up on some rank.
-std::function<bool()> clock_of(double seconds, Communicator* world) {
-  const auto end = std::clock() + static_cast<std::clock_t>(seconds * CLOCKS_PER_SEC);
-  return [=] {
-    const bool is_over = std::clock() > end;
-    if (world == nullptr) return is_over;
-    const at::Tensor late = at::full({1}, is_over ? 1.0F : 0.0F);
-    all_reduce_async(*world, late, late, ReduceOp::sum, "time").wait();
-    return late.item<float>() > 0;
-  };
 }
 
 }  // namespace
@@ -289,7 +317,10 @@ std::string PlannedModule::to_code() const {
   add(options.find_unused_parameters, ".find_unused_parameters = true");
   add(!options.static_graph, ".static_graph = false");
   add(!options.has_static_shapes, ".has_static_shapes = false");
-  const std::string session = pp > 1 ? fmt::format("Session session({{.pp = {}}});", pp) : "Session session;";
+  std::vector<std::string> axes;
+  if (pp > 1) axes.push_back(fmt::format(".pp = {}", pp));
+  if (tp > 1) axes.push_back(fmt::format(".tp = {}", tp));
+  const std::string session = axes.empty() ? "Session session;" : fmt::format("Session session({{{}}});", join(axes));
   return fmt::format("{}\nauto model = parallelize(net, session, {{{}}}{});", session, join(made),
                      members.empty() ? "" : fmt::format(", {{{}}}", join(members)));
 }
@@ -326,7 +357,7 @@ ModulePlan plan(const Trainable& net, const Session& session, const StepData& sa
   check_on_all_ranks(session, [&] { planned.emplace(checked(net, sample, options, options.ranks, kept, *module)); });
   if (is_measured) options.hardware = measured_ranks(session, dtype_of(*module, options.fixed));
   return search_plan(net, sample, options, options.hardware, std::move(*planned), kept,
-                     clock_of(options.seconds, session.size() > 1 ? &session.world() : nullptr));
+                     session.size() > 1 ? &session.world() : nullptr);
 }
 
 ModulePlan plan(const Trainable& net, const StepData& sample, const PlanOptions& options) {
@@ -341,8 +372,7 @@ ModulePlan plan(const Trainable& net, const StepData& sample, const PlanOptions&
   const int ranks = options.ranks != 0 ? options.ranks : static_cast<int>(options.hardware.num_devices());
   const KeptTensors kept(module);
   Planned planned = checked(net, sample, options, ranks, kept, module);
-  return search_plan(net, sample, options, options.hardware, std::move(planned), kept,
-                     clock_of(options.seconds, nullptr));
+  return search_plan(net, sample, options, options.hardware, std::move(planned), kept, nullptr);
 }
 
 }  // namespace caravan

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "caravan/cost/hardware.h"
+#include "caravan/global/names.h"
 #include "caravan/module/meta/shapes_only.h"
 #include "caravan/plan/prediction.h"
 #include "caravan/session/trials.h"
@@ -22,14 +23,19 @@ struct PlanOptions {
   ParallelOptions parallel{};
   /// In all layouts, such as mixed_precision(). Of their families nothing else is chosen.
   std::vector<Technique> fixed{};
+  /// Whether the net may be split over an axis tp, by the layouts of candidates() (session/candidates.h). In place of
+  /// that, fixed may have a tensor() on this axis.
+  bool splits_layers = true;
+  std::vector<DimNames> names{};  ///< of dims of parameters, for candidates()
+  DimExtents extents{};
   double seconds = 20;    ///< of processor time, for estimates; those of rows that are listed come on top
   size_t most_rows = 10;  ///< that are listed
 };
 
 /// A way to run the step of a module, and what to expect of it.
 struct PlannedModule {
-  std::string text{};  ///< "pp 2 (1f1b) x dp 4, zero1, recompute full, 8 x 2 rows": micro-batches and their rows
-  int dp = 1, pp = 1;
+  std::string text{};  ///< "pp 2 (1f1b) x dp 4 x tp 2, zero1, recompute full, 8 x 2 rows": micro-batches and their rows
+  int dp = 1, pp = 1, tp = 1;
   std::vector<Technique> techniques{};  ///< for parallelize()
   ParallelOptions options{};            ///< for parallelize()
   Prediction prediction{};
@@ -50,8 +56,8 @@ struct ModulePlan {
 };
 
 /// Searches the best way to run a step of a user's module on some hardware, by rehearsals of the step: memory, time,
-/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, stages and their
-/// schedule if the net has units, micro-batches, recomputation, and what rests on the host of an accelerator; all of it
+/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, the layouts of parameters
+/// under tensor parallelism, stages and their schedule if the net has units, micro-batches, recomputation, and what rests on the host of an accelerator; all of it
 /// computes the gradient of one process. Moments rest there if the optimizer is of this library.
 ///
 ///   ModulePlan found = plan(net, session, {x, y, loss_of}, {.hardware = preset_hardware({"rtx-4090", 8})});

@@ -21,7 +21,7 @@ auto effort_of(const StepLayout& layout) {
   const auto technique = std::ranges::find(names, layout.data_parallel.name()) - names.begin();
   const auto num_keys = static_cast<int64_t>(changed_keys(layout.data_parallel).size());
   const int64_t others = (layout.recompute.is_none() ? 0 : 1) + num_keys;
-  return std::tuple(offloaded, layout.pp, others, technique, layout.micro_batches);
+  return std::tuple(offloaded, layout.pp, layout.tp, others, technique, layout.micro_batches);
 }
 
 std::pair<bool, double> badness_of(const FoundLayout& one) {
@@ -114,22 +114,23 @@ std::vector<Rehearsal> LayoutPredictor::rehearsed(const StepLayout& layout, int6
   const bool is_accelerator = !step_.hardware.device_of(0).is_processor;
   // Ranks of accelerators have memory of their own.
   const auto per_host = static_cast<int>(step_.hardware.hosts.front().devices);
-  const RehearsedWorld world{.axes = used_axes(ordered_axes(layout.dp, layout.pp, 1, 1, 1)),
+  const RehearsedWorld world{.axes = used_axes(ordered_axes(layout.dp, layout.pp, 1, 1, layout.tp)),
                              .ranks_per_host = is_accelerator ? 0 : per_host};
   std::vector<int> ranks;  // of one pipeline
-  for (int place = 0; place < layout.pp; ++place) ranks.push_back(place * layout.dp);
+  const int of_place = layout.dp * layout.tp;
+  for (int place = 0; place < layout.pp; ++place) ranks.push_back(place * of_place);
   ParallelOptions options = step_.options;
   options.micro_batches = micro_batches;
   const int64_t of_rank = space_.limits().rows / layout.dp;
   const bool is_whole = micro_batches == layout.micro_batches;  // then the last one may be smaller than others
   const int64_t rows = is_whole ? of_rank : of_rank / layout.micro_batches * micro_batches;
-  const std::vector<Technique> techniques = space_.techniques(layout);
+  const std::vector<Technique> chosen = techniques(layout, num_units);
   const AcceleratorScope scope(is_accelerator);
-  std::vector<Rehearsal> rehearsals = rehearse_module(
-      {net_with(num_units), techniques, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
+  std::vector<Rehearsal> rehearsals =
+      rehearse_module({net_with(num_units), chosen, step_.optimizer, options, step_.sample, rows}, kept_, world, ranks);
   for (Rehearsal& one : rehearsals) {
-    one.slowest_rank = slowest_rank(step_.hardware, one.rank, layout.dp, step_.work.dtype);
-    one.room_bytes = room_of(step_.hardware, one.rank, layout.dp);
+    one.slowest_rank = slowest_rank(step_.hardware, one.rank, of_place, step_.work.dtype);
+    one.room_bytes = room_of(step_.hardware, one.rank, of_place);
   }
   return rehearsals;
 }
@@ -142,6 +143,31 @@ const Trainable& LayoutPredictor::net_with(int64_t num_units) const {
   const auto count = static_cast<size_t>(all - num_units);
   return shorter_.emplace(num_units, TrainableParts::without_units(step_.net, step_.repeats.begin, count))
       .first->second;
+}
+
+bool LayoutPredictor::are_split_alike(const StepLayout& layout) const {
+  if (layout.tp == 1) return true;
+  const TensorChoice& split = space_.limits().tensors.at(layout.tp);
+  if (!split.names.empty()) return false;  // not looked into
+  const auto& parameters = step_.repeats.parameters;
+  for (size_t i = step_.repeats.period; i < parameters.size(); ++i) {
+    const auto& before = parameters[i - step_.repeats.period];
+    for (size_t k = 0; k < parameters[i].size(); ++k) {
+      if (!(layout_for(parameters[i][k], split.layouts) == layout_for(before[k], split.layouts))) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<Technique> LayoutPredictor::techniques(const StepLayout& layout, int64_t num_units) const {
+  std::vector<Technique> all = space_.techniques(layout);
+  if (num_units == space_.limits().num_units) return all;
+  for (Technique& one : all) {
+    auto* split = std::get_if<TensorChoice>(&one);
+    if (split == nullptr) continue;
+    split->layouts = TrainableParts::layouts_in(net_with(num_units), step_.net, split->layouts);
+  }
+  return all;
 }
 
 LayoutPredictor::Line LayoutPredictor::micro_batches_of(const StepLayout& layout, bool is_whole) const {
@@ -160,7 +186,7 @@ LayoutPredictor::Line LayoutPredictor::units_of(const StepLayout& layout) const 
   int64_t rounds = std::max<int64_t>(0, periods / stages);
   while (rounds > 0 && stages > 1 && (all - rounds * round) / stages < kLeastOfStage) --rounds;
   const int64_t low = all - rounds * round, high = low + round;
-  if (rounds < 2 || low + high > all * 4 / 5) return {all, all, all};
+  if (rounds < 2 || low + high > all * 4 / 5 || !are_split_alike(layout)) return {all, all, all};
   return {low, high, all};
 }
 
@@ -227,6 +253,9 @@ UnitRepeats find_repeats(const std::vector<TrainableParts::UnitFacts>& units, co
       if (count > 1 && count * period > best.count * best.period) best = {begin, period, count};
     }
   }
+  for (size_t i = best.begin; i < best.begin + best.period * best.count; ++i) {
+    best.parameters.push_back(units[i].parameters);
+  }
   return best;
 }
 
@@ -234,14 +263,21 @@ FoundLayouts search_step_layouts(const LayoutSpace& space, const LayoutPredictor
                                  const std::function<bool()>& is_over, size_t most_rows) {
   constexpr size_t kClimbs = 4;
   StepSearch search(space, predictor, is_over);
-  // Few stages first, and to their best: rehearsals of many take long.
-  for (const int pp : space.stages()) {
+  const auto climb_from = [&](int pp, int tp) {
     std::vector<FoundLayout> seeds;
-    for (const StepLayout& seed : space.seeds(pp)) {
+    for (const StepLayout& seed : space.seeds(pp, tp)) {
       if (const FoundLayout* found = search.estimate(seed)) seeds.push_back(*found);
     }
     sort_layouts(seeds);
     if (!seeds.empty()) search.climb(search.estimate(seeds.front().layout));
+  };
+  // Few stages first, and to their best: rehearsals of many take long.
+  const std::vector<int>& tensor_sizes = space.tensor_sizes();
+  for (const int tp : tensor_sizes) {
+    const std::vector<int> stages = space.stages(tp);
+    for (const int pp : stages) {
+      if (tp == tensor_sizes.front() || pp == stages.front()) climb_from(pp, tp);
+    }
   }
   const std::vector<FoundLayout> known = search.all();
   for (size_t i = 0; i < std::min(kClimbs, known.size()); ++i) search.climb(search.estimate(known[i].layout));

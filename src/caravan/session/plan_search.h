@@ -20,6 +20,7 @@ namespace caravan {
 /// `period` units from `begin` on.
 struct UnitRepeats {
   size_t begin = 0, period = 1, count = 0;
+  std::vector<std::vector<std::string>> parameters{};  ///< of each of them, by name
 };
 
 /// Units are the same if their parameters have the same shapes, and they the same kernels in a step that was rehearsed.
@@ -60,6 +61,9 @@ class LayoutPredictor {
   /// In units.
   Line units_of(const StepLayout& layout) const;
   const Trainable& net_with(int64_t num_units) const;
+  /// Whether the units that are the same are split alike.
+  bool are_split_alike(const StepLayout& layout) const;
+  std::vector<Technique> techniques(const StepLayout& layout, int64_t num_units) const;
 
   /// A step with so many micro-batches of the same size: a rank of each place.
   std::vector<Rehearsal> rehearsed(const StepLayout& layout, int64_t micro_batches, int64_t num_units) const;

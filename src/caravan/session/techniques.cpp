@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
@@ -93,6 +94,34 @@ std::string code_of_precision(const PrecisionChoice& choice) {
   return call_of("mixed_precision", members);
 }
 
+std::string code_of(const Placement& placement) {
+  if (placement.is_partial()) return "Partial{}";
+  if (!placement.is_shard()) return placement.is_invariant() ? "Invariant{}" : "Replicate{}";
+  const std::string sizes = placement.sizes().empty() ? "" : fmt::format("{{{}}}", fmt::join(placement.sizes(), ", "));
+  if (placement.blocks() == 1) {
+    return fmt::format("Shard{{{}{}}}", placement.dim(), sizes.empty() ? "" : ", " + sizes);
+  }
+  return fmt::format("Shard{{.dim = {}{}, .blocks = {}}}", placement.dim(), sizes.empty() ? "" : ", .sizes = " + sizes,
+                     placement.blocks());
+}
+
+std::string code_of_tensor(const TensorChoice& choice) {
+  std::vector<std::string> parts;
+  for (const NamedLayout& each : choice.layouts) {
+    std::vector<std::string> entries;
+    for (const auto& [axis, placement] : each.layout.entries()) {
+      entries.push_back(fmt::format("{{\"{}\", {}}}", axis, code_of(placement)));
+    }
+    parts.push_back(fmt::format("{{\"{}\", {{{}}}}}", each.pattern, join(entries)));
+  }
+  if (choice.names.empty()) return fmt::format("tensor({{{}}})", join(parts));
+  for (const DimNames& each : choice.names) parts.push_back(fmt::format("{{\"{}\", \"{}\"}}", each.pattern, each.dims));
+  std::vector<std::string> extents;
+  for (const auto& [name, extent] : choice.extents) extents.push_back(fmt::format("{{\"{}\", {}}}", name, extent));
+  return fmt::format("tensor({{{}}}, {}{})", join(parts), choice.rules.to_string(),
+                     extents.empty() ? "" : fmt::format(", {{{}}}", join(extents)));
+}
+
 }  // namespace
 
 Setting ddp(const DdpChoice& choice) { return {"data_parallel", "ddp", {{"bucket_bytes", choice.bucket_bytes}}}; }
@@ -155,7 +184,7 @@ TensorChoice tensor(std::vector<DimNames> names, DimRules rules, DimExtents exte
 }
 
 std::string to_code(const Technique& technique) {
-  if (std::holds_alternative<TensorChoice>(technique)) return "tensor(..)";
+  if (const auto* tensor = std::get_if<TensorChoice>(&technique)) return code_of_tensor(*tensor);
   if (const auto* precision = std::get_if<PrecisionChoice>(&technique)) return code_of_precision(*precision);
   const auto& setting = std::get<Setting>(technique);
   const std::optional<Function> function = function_of(setting);

@@ -1,5 +1,7 @@
 #include "caravan/session/trainable.h"
 
+#include <map>
+
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -32,8 +34,11 @@ std::vector<TrainableParts::UnitFacts> TrainableParts::units(const Trainable& ne
   const auto adapter = net.adapted(mesh);
   std::vector<UnitFacts> all;
   for (Module* block : adapter->blocks()) {
-    UnitFacts& unit = all.emplace_back(UnitFacts{block->name(), {}});
-    for (const Parameter* parameter : block->parameters()) unit.shapes.push_back(parameter->global_shape());
+    UnitFacts& unit = all.emplace_back(UnitFacts{.name = block->name()});
+    for (const Parameter* parameter : block->parameters()) {
+      unit.shapes.push_back(parameter->global_shape());
+      unit.parameters.push_back(parameter->name());
+    }
   }
   return all;
 }
@@ -58,6 +63,19 @@ Trainable TrainableParts::without_units(const Trainable& net, size_t begin, size
     }
   }
   return {part, std::move(units)};
+}
+
+std::vector<NamedLayout> TrainableParts::layouts_in(const Trainable& part, const Trainable& net,
+                                                    const std::vector<NamedLayout>& layouts) {
+  std::map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : net.module_->named_parameters()) {
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  std::vector<NamedLayout> all;
+  for (const auto& item : part.module_->named_parameters()) {
+    all.push_back({item.key(), layout_for(names.at(item.value().unsafeGetTensorImpl()), layouts)});
+  }
+  return all;
 }
 
 at::Tensor TrainableParts::run(const Trainable& net, const at::Tensor& x, const Mesh& mesh) {

@@ -19,11 +19,15 @@ class TrainableParts {
   /// One of those that stages and recomputation are made of.
   struct UnitFacts {
     std::string name;
-    std::vector<std::vector<int64_t>> shapes;  ///< of its parameters
+    std::vector<std::vector<int64_t>> shapes{};  ///< of its parameters
+    std::vector<std::string> parameters{};       ///< their names
   };
   static std::vector<UnitFacts> units(const Trainable& net, const Mesh& mesh);
   /// Without `count` units from `begin` on: of a net in units, whose others run as they did.
   static Trainable without_units(const Trainable& net, size_t begin, size_t count);
+  /// The layouts of the same parameters in without_units() of `net`, where they may have other names.
+  static std::vector<NamedLayout> layouts_in(const Trainable& part, const Trainable& net,
+                                             const std::vector<NamedLayout>& layouts);
   /// The output of one process.
   static at::Tensor run(const Trainable& net, const at::Tensor& x, const Mesh& mesh);
 };
