@@ -17,6 +17,7 @@
 #include <c10/util/accumulate.h>
 
 #include "caravan/base/trace/kernel_log.h"
+#include "caravan/global/state.h"
 #include "caravan/module/count_kernel.h"
 
 namespace caravan {
@@ -233,10 +234,19 @@ OperatorRule rule_of(const at::RecordFunction& function) {
 /// Number of open operators inside of which none counts.
 thread_local constinit int num_counting = 0;
 
+/// Whether an operator is about global tensors: what it runs on their pieces counts.
+bool has_global(c10::ArrayRef<const c10::IValue> values) {
+  const auto is_one = [](const at::Tensor& x) { return x.defined() && is_global_impl(x.unsafeGetTensorImpl()); };
+  return std::ranges::any_of(values, [&](const c10::IValue& each) {
+    if (each.isTensor()) return is_one(each.toTensor());
+    return each.isTensorList() && std::ranges::any_of(each.toTensorVector(), is_one);
+  });
+}
+
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
   if (KernelLog::current() == nullptr) return nullptr;
   const OperatorRule rule = rule_of(function);
-  if (rule.rule == Rule::composite) return nullptr;
+  if (rule.rule == Rule::composite || has_global(function.inputs())) return nullptr;
   auto call = std::make_unique<Call>();
   if (num_counting++ > 0 || rule.rule == Rule::free) return call;
   call->rule = rule.rule;

@@ -195,6 +195,7 @@ class CandidateFinder {
         if ((blocks > 1 && !may_be_three) || sizes[dim] / blocks < num_ranks_) continue;
         LayoutCandidates::Choice& choice = one.choices.emplace_back();
         choice.text = fmt::format("dim {}{}", dim, blocks > 1 ? " in 3 blocks" : "");
+        choice.size = sizes[dim] / blocks;
         for (size_t i = 0; i < (dim == 0 ? first.size() : 1); ++i) {
           const Layout layout{{axis_, Shard{.dim = dim, .blocks = blocks}}};
           for (const std::string& pattern : patterns(equal, i)) choice.layouts.push_back({pattern, layout});

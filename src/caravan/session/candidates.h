@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct LayoutCandidates {
   struct Choice {
     std::string text{};                  ///< "whole", "dim 0", "dim 0 in 3 blocks", or "cut" of a dim with a name
     std::vector<NamedLayout> layouts{};  ///< of the parameters that are cut, for tensor() and distribute_module()
+    int64_t size = 0;                    ///< of the dim that is cut, or of one of its blocks; 0: of a name
   };
   std::string what{};                     ///< "blocks.*.up.weight", or the name of a dim
   std::vector<std::string> parameters{};  ///< their dotted names

@@ -51,50 +51,57 @@ class TensorSearch {
   /// Nothing if copies are as fast.
   std::optional<Choices> find() {
     const Choices whole(all_.size(), 0);
+    best_ = whole;
     const auto copies = seconds_of(whole);
     if (!copies) return std::nullopt;
-    for (const bool starts_cut : {false, true}) {
-      Choices chosen = whole;
-      double least = *copies;
-      if (starts_cut) {
-        for (size_t i = 0; i < chosen.size(); ++i) {
-          chosen[i] = 1;
-          if (!is_legal(all_, chosen)) chosen[i] = 0;
-        }
-        const auto seconds = seconds_of(chosen);
-        if (!seconds) return std::nullopt;
-        least = *seconds;
+    least_ = *copies;
+    do {
+      while (improve_one()) {
       }
-      improve(chosen, least);
-      if (least < *copies * kLessBy && chosen != whole) return chosen;
-    }
-    return std::nullopt;
+    } while (improve_two());
+    return best_ == whole ? std::nullopt : std::optional(best_);
   }
   bool is_complete() const noexcept { return is_complete_; }
 
  private:
-  static constexpr double kLessBy = 1 - 1e-6;  ///< less is the same in other sums
+  /// Whether it is the new best.
+  bool is_better(const Choices& chosen) {
+    constexpr double kLessBy = 1 - 1e-6;  // less is the same in other sums
+    if (!is_legal(all_, chosen)) return false;
+    const auto seconds = seconds_of(chosen);
+    if (!seconds || *seconds >= least_ * kLessBy) return false;
+    least_ = *seconds;
+    best_ = chosen;
+    return true;
+  }
 
-  void improve(Choices& chosen, double& least) {
-    constexpr int kMostPasses = 4;
-    bool is_better = true;
-    for (int pass = 0; pass < kMostPasses && is_better; ++pass) {
-      is_better = false;
-      for (size_t i = 0; i < all_.size(); ++i) {
-        Choices best = chosen;
-        for (size_t choice = 0; choice < all_[i].choices.size(); ++choice) {
-          Choices other = chosen;
-          other[i] = choice;
-          if (choice == chosen[i] || !is_legal(all_, other)) continue;
-          const auto seconds = seconds_of(other);
-          if (!seconds || *seconds >= least * kLessBy) continue;
-          least = *seconds;
-          best = other;
-        }
-        is_better |= best != chosen;
-        chosen = best;
+  /// The best choice of each, one after another.
+  bool improve_one() {
+    const Choices before = best_;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      Choices other = best_;
+      for (other[i] = 0; other[i] < all_[i].choices.size(); ++other[i]) {
+        if (other != best_) is_better(other);
       }
     }
+    return best_ != before;
+  }
+
+  /// A layer alone may cost more than a pair: what it makes in parts, the next one puts together.
+  bool improve_two() {
+    for (size_t i = 0; i < all_.size(); ++i) {
+      for (size_t k = i + 1; k < all_.size(); ++k) {
+        Choices other = best_;
+        for (other[i] = 1; other[i] < all_[i].choices.size(); ++other[i]) {
+          for (other[k] = 1; other[k] < all_[k].choices.size(); ++other[k]) {
+            const int64_t size = all_[i].choices[other[i]].size;
+            if (size == 0 || size != all_[k].choices[other[k]].size) continue;
+            if (other[i] != best_[i] && other[k] != best_[k] && is_better(other)) return true;
+          }
+        }
+      }
+    }
+    return false;
   }
 
   /// Of a step of one micro-batch on copies of the split net. Nothing if it cannot be rehearsed, or time is up.
@@ -123,6 +130,8 @@ class TensorSearch {
   AllCandidates all_;
   const std::function<bool()>& is_over_;
   std::map<Choices, std::optional<double>> known_;
+  Choices best_;
+  double least_ = 0;
   bool is_complete_ = true;
 };
 

@@ -15,9 +15,10 @@ struct FoundTensors {
   bool is_complete = true;                ///< false: time was up
 };
 
-/// Searches among candidates(): from whole parameters, or if nothing alone helps from those that are all cut by dim 0,
-/// choice by choice to the one with which the rehearsed step takes the least time, until none is better. This is done
-/// for the smallest axis on which the rows can be dealt; larger ones take the same choices where they are legal.
+/// Searches among candidates(), from whole parameters to the choice with which the rehearsed step takes the least time,
+/// one after another until none is better; then to two at once that cut dims of one size, such as the columns of a layer
+/// and the rows of the next. This is done for the smallest axis on which the rows can be dealt; larger ones take the
+/// same choices where they are legal.
 ///
 /// `step` and `limits` without tensors; `is_over` as for search_step_layouts().
 FoundTensors find_tensors(const PlannedStep& step, LayoutLimits limits, const CandidateOptions& options,
