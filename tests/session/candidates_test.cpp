@@ -220,6 +220,21 @@ double bytes_over_tp(const Trainable& net, const TensorChoice& choice, const Ste
   return rehearse(net, {.tp = 2}, {choice}, sample).bytes_sent("tp");
 }
 
+/// A rehearsal of a rank sees its pieces: half of the products and of the weights, and the sum of what the ranks give.
+TEST(TensorSearch, RehearsalsAreOfPieces) {
+  constexpr int64_t kSmall = 64, kLarge = 256;
+  const Mlp net(kSmall, kLarge);
+  const StepData sample = sample_of({kRows, kSmall});
+  const std::vector<Technique> split{tensor({{"up.*", {{"tp", Shard{0}}}}, {"down.weight", {{"tp", Shard{1}}}}})};
+  const Rehearsal one = rehearse(net, {}, {}, sample), half = rehearse(net, {.tp = 2}, split, sample);
+  EXPECT_EQ(half.timeline.flops(), one.timeline.flops() / 2);
+  EXPECT_EQ(half.bytes_sent("tp"), kRows * kSmall * 4) << "the output is summed; the input needs no gradient";
+  const auto weights = static_cast<size_t>(MemoryKind::parameters);
+  EXPECT_EQ(one.peak.of[weights] - half.peak.of[weights], (2 * kSmall * kLarge + kLarge) / 2 * 4);
+  EXPECT_THAT(inspect(net, {.dp = 2, .tp = 2}, {split[0], fsdp()}, sample),
+              AllOf(HasSubstr("sends over dp, reduce_scatter"), HasSubstr("sends over tp, all_reduce")));
+}
+
 TEST(TensorSearch, AnMlpIsCutByColumnsThenRows) {
   // One row on two ranks: no other layout splits the work.
   const Mlp net(64, 256);
@@ -300,11 +315,11 @@ TORCH_LIBRARY(caravan_candidates, library) {
 /// sort needs all of the dim that is cut, and squares has no rule.
 struct OddImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = std::get<0>(up(x).sort(-1));
+    const at::Tensor z = up(x), y = std::get<0>(z.sort(-1));
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("caravan_candidates::squares", "")
                                .typed<at::Tensor(const at::Tensor&)>();
-    return down(y) + op.call(y.detach()).mean(-1, /*keepdim=*/true);
+    return down(y) + op.call(z.detach()).mean(-1, /*keepdim=*/true);
   }
   nn::Linear up{register_module("up", nn::Linear(32, 64))}, down{register_module("down", nn::Linear(64, 32))};
 };
@@ -314,7 +329,7 @@ TEST(TensorSearch, OpsWithoutARuleAreCountedAsWhole) {
   const Odd net;
   const StepData sample = sample_of({6, 32});
   const double bytes = bytes_over_tp(net, tensor({{"up.*", {{"tp", Shard{0}}}}}), sample);
-  EXPECT_GT(bytes, 6 * 64 * 4) << "sort gathers what the layer gives";
+  EXPECT_GE(bytes, 2 * 6 * 32 * 4) << "both gather what the layer gives";
   check_holds([] { return Odd(); }, {6, 32}, 2);
 }
 

@@ -178,7 +178,8 @@ TEST(PlanModule, WhatIsFixedIsInAllLayouts) {
 
 TEST(PlanModule, RowsThatLeaveOutLayoutsAreNamed) {
   needs({"1f1b"});
-  const ModulePlan found = plan(deep_net(), batch_of(7), {.hardware = plain_hosts(1, 2, 1e9), .most_rows = 1});
+  const ModulePlan found =
+      plan(deep_net(), batch_of(7), {.hardware = plain_hosts(1, 2, 1e9), .splits_layers = false, .most_rows = 1});
   EXPECT_EQ(found.best.front().pp, 2);
   EXPECT_THAT(found.to_string(), HasSubstr("- 7 rows cannot be dealt evenly to 2 ranks: layouts of 2 stages alone"));
 }
@@ -278,7 +279,10 @@ TEST(PlanModule, WhatCannotBePlannedIsSaid) {
   EXPECT_THAT(refused(with_loss([](const at::Tensor& out, const at::Tensor&) { return out; }), options),
               HasSubstr("return one number"));
   EXPECT_THAT(refused(with_loss({}), options), HasSubstr("loss: is no function"));
-  EXPECT_THAT(refusal<UsageError>([&] { plan(torch::nn::Linear(kWidth, kWidth), batch_of(7), options); }),
+  EXPECT_THAT(refusal<UsageError>([&] {
+                plan(torch::nn::Linear(kWidth, kWidth), batch_of(7),
+                     {.hardware = options.hardware, .splits_layers = false});
+              }),
               AllOf(HasSubstr("7 rows cannot be dealt evenly to 2 ranks"), HasSubstr("6 or 8")));
   EXPECT_THAT(refused(batch_of(), {}), AllOf(HasSubstr("hardware: is not given"), HasSubstr("rtx-4090")));
   EXPECT_THAT(refused(batch_of(), {.hardware = options.hardware, .ranks = 3}), HasSubstr("3 do not fit 2 devices"));

@@ -19,6 +19,8 @@ struct OpType {
   std::vector<std::vector<int>> terms = {};
   /// Elements of each label; needed for those in parentheses.
   std::map<char, int64_t> extents = {};
+
+  bool operator==(const OpType&) const = default;
 };
 
 }  // namespace caravan

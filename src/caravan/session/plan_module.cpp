@@ -184,7 +184,7 @@ CandidateOptions candidate_options(const PlanOptions& options) {
 
 ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanOptions& options,
                        const Hardware& hardware, Planned planned, const KeptTensors& kept, Communicator* world) {
-  const auto is_over = clock_of(options.seconds, world), is_half_over = clock_of(options.seconds / 2, world);
+  const auto is_over = clock_of(options.seconds, world), is_third_over = clock_of(options.seconds / 3, world);
   MakeOptimizer optimizer = options.optimizer;
   if (!optimizer.is_given()) optimizer = [](FlatState& state) { return std::make_unique<AdamW>(state); };
   // The memory of a processor's host is that of its ranks. An optimizer of torch::optim steps on the device.
@@ -200,7 +200,7 @@ ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanO
   }
   bool is_complete = true;
   if (options.splits_layers && !has_tensor(options.fixed)) {
-    FoundTensors tensors = find_tensors(step, planned.limits, candidate_options(options), kept, is_half_over);
+    FoundTensors tensors = find_tensors(step, planned.limits, candidate_options(options), kept, is_third_over);
     planned.limits.tensors = std::move(tensors.by_size);
     is_complete = tensors.is_complete;
   }

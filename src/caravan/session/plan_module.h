@@ -56,9 +56,10 @@ struct ModulePlan {
 };
 
 /// Searches the best way to run a step of a user's module on some hardware, by rehearsals of the step: memory, time,
-/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, the layouts of parameters
-/// under tensor parallelism, stages and their schedule if the net has units, micro-batches, recomputation, and what rests on the host of an accelerator; all of it
-/// computes the gradient of one process. Moments rest there if the optimizer is of this library.
+/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, how layers are split by
+/// tensor(), stages and their schedule if the net has units, micro-batches, recomputation, and what rests on the host of
+/// an accelerator; all of it computes the gradient of one process. Moments rest there if the optimizer is of this
+/// library.
 ///
 ///   ModulePlan found = plan(net, session, {x, y, loss_of}, {.hardware = preset_hardware({"rtx-4090", 8})});
 ///   std::puts(found.to_string().c_str());

@@ -16,9 +16,9 @@ struct FoundTensors {
 };
 
 /// Searches among candidates(), from whole parameters to the choice with which the rehearsed step takes the least time,
-/// one after another until none is better; then to two at once that cut dims of one size, such as the columns of a layer
-/// and the rows of the next. This is done for the smallest axis on which the rows can be dealt; larger ones take the
-/// same choices where they are legal.
+/// one after another until none is better; then to two at once that cut dims of one size, as the columns of a layer and
+/// the rows of the next. This is done for the smallest axis on which the rows can be dealt; larger ones take the same
+/// choices where they are legal.
 ///
 /// `step` and `limits` without tensors; `is_over` as for search_step_layouts().
 FoundTensors find_tensors(const PlannedStep& step, LayoutLimits limits, const CandidateOptions& options,
