@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 
-#include "tests/global/training.h"
+#include "tests/global/nets.h"
 
 namespace caravan::testing {
 namespace {
@@ -12,44 +12,6 @@ namespace {
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 using Layouts = std::vector<NamedLayout>;
-
-template <typename Impl>
-Program program_of(std::function<at::Tensor(Impl&, const std::vector<at::Tensor>&)> loss,
-                   std::vector<at::Tensor> data) {
-  Program program;
-  program.make = [] { return std::make_shared<Impl>(); };
-  program.loss = [loss = std::move(loss)](nn::Module& net, const std::vector<at::Tensor>& inputs) {
-    return loss(dynamic_cast<Impl&>(net), inputs);
-  };
-  program.data = std::move(data);
-  return program;
-}
-
-at::Tensor random_ids(at::IntArrayRef sizes, int64_t count, uint64_t seed) {
-  return ((random_tensor(sizes, seed) + 1) * 0.5 * static_cast<double>(count))
-      .floor()
-      .clamp(0, count - 1)
-      .to(at::kLong);
-}
-
-// ---- an MLP ----
-
-struct MlpImpl : nn::Module {
-  MlpImpl() : up(8, 12), down(12, 8) {
-    register_module("up", up);
-    register_module("down", down);
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(torch::gelu(up(x))); }
-  nn::Linear up, down;
-};
-
-Program mlp() {
-  return program_of<MlpImpl>(
-      [](MlpImpl& net, const auto& data) { return torch::mse_loss(net.forward(data[0]), data[1]); },
-      {random_tensor({6, 8}, 1), random_tensor({6, 8}, 2)});
-}
-
-const Layouts kMlpByTp{{"up.*", {{"tp", Shard{0}}}}, {"down.weight", {{"tp", Shard{1}}}}};
 
 TEST(GlobalModules, Mlp) {
   for (const int n : {1, 2, 3, 4}) EXPECT_EQ(expect_same_training(mlp(), {{{"tp", n}}, kMlpByTp, {}}), "");
@@ -65,120 +27,26 @@ TEST(GlobalModules, Mlp) {
                                           {"down.weight", {{"tp", Shard{1}}, {"dp", Shard{0}}}}},
                                          {by_row, by_row}}),
             "");
+  EXPECT_EQ(expect_same_training(in_fp32(mlp()), {{{"tp", 2}}, kMlpByTp, {}}, kFp32Tolerance), "");
+  EXPECT_EQ(
+      expect_same_training(in_fp32(with_sgd), {{{"dp", 2}, {"tp", 2}}, kMlpByTp, {by_row, by_row}}, kFp32Tolerance),
+      "");
 }
 
 // ---- GPT of torch::nn parts ----
 
-template <bool is_fused, bool has_sdpa>
-struct AttentionImpl : nn::Module {
-  static constexpr int64_t kWidth = 12;
-  static constexpr int64_t kHeads = 6;
-  AttentionImpl() {
-    if (is_fused) {
-      qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
-    } else {
-      q = register_module("q", nn::Linear(kWidth, kWidth));
-      k = register_module("k", nn::Linear(kWidth, kWidth));
-      v = register_module("v", nn::Linear(kWidth, kWidth));
-    }
-    out = register_module("out", nn::Linear(kWidth, kWidth));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const int64_t rows = x.size(0), length = x.size(1);
-    std::vector<at::Tensor> parts;
-    if (is_fused) {
-      parts = qkv(x).chunk(3, -1);
-    } else {
-      parts = {q(x), k(x), v(x)};
-    }
-    for (at::Tensor& part : parts) part = part.view({rows, length, kHeads, kWidth / kHeads}).transpose(1, 2);
-    at::Tensor result;
-    if (has_sdpa) {
-      result = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
-    } else {
-      const at::Tensor scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(double(kWidth / kHeads));
-      result = scores.softmax(-1).matmul(parts[2]);
-    }
-    return out(result.transpose(1, 2).reshape({rows, length, kWidth}));
-  }
-  nn::Linear qkv{nullptr}, q{nullptr}, k{nullptr}, v{nullptr}, out{nullptr};
-};
-
-template <bool is_fused, bool has_sdpa>
-struct GptImpl : nn::Module {
-  struct BlockImpl : nn::Module {
-    BlockImpl() : norm1(nn::LayerNormOptions({12})), norm2(nn::LayerNormOptions({12})), up(12, 24), down(24, 12) {
-      register_module("norm1", norm1);
-      attention = register_module("attention", std::make_shared<AttentionImpl<is_fused, has_sdpa>>());
-      register_module("norm2", norm2);
-      register_module("up", up);
-      register_module("down", down);
-    }
-    at::Tensor forward(at::Tensor x) {
-      x = x + attention->forward(norm1(x));
-      return x + down(torch::gelu(up(norm2(x))));
-    }
-    nn::LayerNorm norm1, norm2;
-    std::shared_ptr<AttentionImpl<is_fused, has_sdpa>> attention;
-    nn::Linear up, down;
-  };
-  GptImpl()
-      : token(30, 12), position(5, 12), norm(nn::LayerNormOptions({12})), head(nn::LinearOptions(12, 30).bias(false)) {
-    register_module("token", token);
-    register_module("position", position);
-    for (int i = 0; i < 2; ++i)
-      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<BlockImpl>()));
-    register_module("norm", norm);
-    register_module("head", head);
-  }
-  at::Tensor loss(const at::Tensor& ids, const at::Tensor& labels) {
-    at::Tensor x = token(ids) + position->weight;
-    for (auto& block : blocks) x = block->forward(x);
-    return F::cross_entropy(head(norm(x)).view({-1, 30}), labels.view({-1}));
-  }
-  nn::Embedding token, position;
-  std::vector<std::shared_ptr<BlockImpl>> blocks;
-  nn::LayerNorm norm;
-  nn::Linear head;
-};
-
-template <bool is_fused, bool has_sdpa>
-Program gpt() {
-  using Net = GptImpl<is_fused, has_sdpa>;
-  Program program = program_of<Net>([](Net& net, const auto& data) { return net.loss(data[0], data[1]); },
-                                    {random_ids({4, 5}, 30, 1), random_ids({4, 5}, 30, 2)});
-  program.clip = 0.5;
-  return program;
-}
-
-/// Megatron's layouts on `axis`, with the vocabulary split too.
-Layouts megatron(const std::string& axis, const std::vector<Layout::Entry>& with = {}) {
-  const auto on = [&](Shard shard) {
-    std::vector<Layout::Entry> entries{{axis, std::move(shard)}};
-    entries.insert(entries.end(), with.begin(), with.end());
-    return Layout(std::move(entries));
-  };
-  return {{"*.attention.q.*", on({0})},        {"*.attention.k.*", on({0})}, {"*.attention.v.*", on({0})},
-          {"*.attention.out.weight", on({1})}, {"*.up.*", on({0})},          {"*.down.weight", on({1})},
-          {"token.weight", on({0})},           {"head.weight", on({0})}};
-}
-
-Layouts megatron_fused(const std::string& axis) {
-  Layouts layouts = megatron(axis);
-  layouts.erase(layouts.begin(), layouts.begin() + 3);
-  layouts.push_back({"*.attention.qkv.*", {{axis, Shard{.dim = 0, .blocks = 3}}}});
-  return layouts;
-}
-
 const Layout kByRow{{"dp", Shard{0}}};
 
 TEST(GlobalModules, GptUnderTensorParallelism) {
-  for (const int n : {2, 3}) {
+  for (const int n : {1, 2, 3}) {
     EXPECT_EQ(expect_same_training(gpt<false, true>(), {{{"tp", n}}, megatron("tp"), {}}), "");
     EXPECT_EQ(expect_same_training(gpt<true, true>(), {{{"tp", n}}, megatron_fused("tp"), {}}), "");
     EXPECT_EQ(expect_same_training(gpt<false, false>(), {{{"tp", n}}, megatron("tp"), {}}), "");
     EXPECT_EQ(expect_same_training(gpt<true, false>(), {{{"tp", n}}, megatron_fused("tp"), {}}), "");
   }
+  EXPECT_EQ(expect_same_training(in_fp32(gpt<true, true>()), {{{"tp", 2}}, megatron_fused("tp"), {}}, kFp32Tolerance),
+            "");
+  EXPECT_EQ(expect_same_training(in_fp32(gpt<false, false>()), {{{"tp", 3}}, megatron("tp"), {}}, kFp32Tolerance), "");
 }
 
 TEST(GlobalModules, GptWithRowsAndParametersOverRanks) {
@@ -192,6 +60,9 @@ TEST(GlobalModules, GptWithRowsAndParametersOverRanks) {
   Layouts both = megatron("tp", {{"dp", Shard{0}}});
   both.insert(both.begin(), {"*", {{"dp", Shard{0}}}});
   EXPECT_EQ(expect_same_training(gpt<false, true>(), {{{"dp", 2}, {"tp", 2}}, both, {kByRow, kByRow}}), "");
+  EXPECT_EQ(expect_same_training(in_fp32(gpt<false, true>()), {{{"dp", 2}, {"tp", 2}}, both, {kByRow, kByRow}},
+                                 kFp32Tolerance),
+            "");
 }
 
 struct StackImpl : nn::Module {
@@ -292,6 +163,8 @@ TEST(GlobalModules, ResNet) {
             "");
   EXPECT_EQ(expect_same_training(program, {{{"tp", 2}}, columns, {}}, tolerance), "");
   EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, columns, {kByRow, kByRow}}, tolerance), "");
+  EXPECT_EQ(expect_same_training(in_fp32(program), {{{"dp", 2}, {"tp", 2}}, columns, {kByRow, kByRow}}, kFp32Tolerance),
+            "");
 }
 
 template <typename Cells>
@@ -325,6 +198,9 @@ TEST(GlobalModules, RecurrentClassifiers) {
     EXPECT_EQ(expect_same_training(program, {{{"dp", 3}}, zero, {kByRow, kByRow}}), "");
     EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, split, {kByRow, kByRow}}), "");
   }
+  EXPECT_EQ(expect_same_training(in_fp32(classifier<nn::GRU>()), {{{"dp", 2}, {"tp", 2}}, split, {kByRow, kByRow}},
+                                 kFp32Tolerance),
+            "");
 }
 
 struct TranslatorImpl : nn::Module {
@@ -355,6 +231,9 @@ TEST(GlobalModules, Transformer) {
   EXPECT_EQ(expect_same_training(program, {{{"tp", 3}}, transformer_layouts(), {}}), "");
   EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, transformer_layouts(), rows}), "");
   EXPECT_EQ(expect_same_training(program, {{{"dp", 2}}, {{"*", {{"dp", Shard{0}}}}}, rows}), "");
+  EXPECT_EQ(
+      expect_same_training(in_fp32(program), {{{"dp", 2}, {"tp", 2}}, transformer_layouts(), rows}, kFp32Tolerance),
+      "");
 }
 
 struct VisionImpl : nn::Module {
@@ -387,6 +266,9 @@ TEST(GlobalModules, VisionTransformer) {
   EXPECT_EQ(expect_same_training(program, {{{"tp", 3}}, transformer_layouts(), {}}), "");
   EXPECT_EQ(expect_same_training(program, {{{"dp", 2}}, {}, {kByRow, kByRow}}), "");
   EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, transformer_layouts(), {kByRow, kByRow}}), "");
+  EXPECT_EQ(expect_same_training(in_fp32(program), {{{"dp", 2}, {"tp", 2}}, transformer_layouts(), {kByRow, kByRow}},
+                                 kFp32Tolerance),
+            "");
 }
 
 /// Naumov et al., arXiv 1906.00091.
@@ -429,6 +311,9 @@ TEST(GlobalModules, Dlrm) {
                                             {"bottom.2.weight", {{"tp", Shard{1}}}}},
                                            rows}),
             "");
+  EXPECT_EQ(
+      expect_same_training(in_fp32(program), {{{"dp", 2}}, {{"table*", {{"dp", Shard{0}}}}}, rows}, kFp32Tolerance),
+      "");
 }
 
 }  // namespace

@@ -38,13 +38,24 @@ struct Trained {
   std::vector<at::Tensor> parameters;
 };
 
+/// The same in fp32.
+Program in_fp32(Program program);
+inline constexpr double kFp32Tolerance = 1e-5;
+
 inline constexpr int kSteps = 5;
 
+/// The module, of the same values each time, also on rank threads.
+std::shared_ptr<torch::nn::Module> made(const Program& program);
 /// Runs the steps on plain tensors.
 Trained train_alone(const Program& program);
+/// Runs them as one rank of `mesh`, and expects what train_alone() has returned; see below. Returns what the context
+/// reports.
+std::string expect_same_on(const Mesh& mesh, const Trained& alone, const Program& program, const Spread& spread,
+                           double tolerance = 1e-12);
 /// Runs them on thread ranks as `spread` says, and expects on each the losses, gradients and parameters of
 /// train_alone(): 1e-12 in fp64, of sums in another order; AdamW amplifies it to 1e-10 where a gradient is near 0.
-/// Returns what the context of rank 0 reports.
+/// In fp32 `tolerance` is of all of these, relative to the largest element: 1e-5, of rounding by 6e-8 in sums of some
+/// hundred terms. Returns what the context of rank 0 reports.
 std::string expect_same_training(const Program& program, const Spread& spread, double tolerance = 1e-12);
 
 }  // namespace caravan::testing
