@@ -198,9 +198,9 @@ TEST(GlobalModules, RecurrentClassifiers) {
     EXPECT_EQ(expect_same_training(program, {{{"dp", 3}}, zero, {kByRow, kByRow}}), "");
     EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, split, {kByRow, kByRow}}), "");
   }
-  EXPECT_EQ(expect_same_training(in_fp32(classifier<nn::GRU>()), {{{"dp", 2}, {"tp", 2}}, split, {kByRow, kByRow}},
-                                 kFp32Tolerance),
-            "");
+  for (const Program& program : {in_fp32(classifier<nn::GRU>()), in_fp32(classifier<nn::LSTM>())}) {
+    EXPECT_EQ(expect_same_training(program, {{{"dp", 2}, {"tp", 2}}, split, {kByRow, kByRow}}, kFp32Tolerance), "");
+  }
 }
 
 struct TranslatorImpl : nn::Module {
