@@ -1,9 +1,10 @@
 // What a global tensor adds to an op: nanoseconds over the plain op, on one rank, with the solution of its layouts
-// cached. Prints a table; the two are timed in turns.
+// cached. Prints a table; the two are timed in turns.    global_overhead [NAME [ROUNDS]], of one op
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -19,11 +20,17 @@ using namespace caravan;
 
 namespace {
 
+/// Processor time, so that other programs count little.
+double now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
 double ns_of(const std::function<void()>& op, int calls) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = now_ns();
   for (int i = 0; i < calls; ++i) op();
-  const auto end = std::chrono::steady_clock::now();
-  return std::chrono::duration<double, std::nano>(end - begin).count() / calls;
+  return (now_ns() - begin) / calls;
 }
 
 double median(std::vector<double> values) {
@@ -33,11 +40,15 @@ double median(std::vector<double> values) {
 
 using Op = std::function<void(const at::Tensor&, const at::Tensor&)>;
 
+std::string chosen;  // the op to measure; "": all
+int num_rounds = 31;
+
 void measure(const char* name, const Op& op, const at::Tensor& a, const at::Tensor& b, const GlobalContext& context) {
+  if (!chosen.empty() && chosen != name) return;
   const at::Tensor ga = distribute(a, {}, context);
   const at::Tensor gb = distribute(b, {}, context);
   std::vector<double> plain, global, over;
-  for (int round = 0; round < 31; ++round) {
+  for (int round = 0; round < num_rounds; ++round) {
     plain.push_back(ns_of([&] { op(a, b); }, 2000));
     global.push_back(ns_of([&] { op(ga, gb); }, 2000));
     over.push_back(global.back() - plain.back());
@@ -48,7 +59,9 @@ void measure(const char* name, const Op& op, const at::Tensor& a, const at::Tens
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) chosen = argv[1];
+  if (argc > 2) num_rounds = std::stoi(argv[2]);
   Session session({.axes = {{"tp", 1}}, .threads = 1});
   const GlobalContext context(session.mesh());
   const at::NoGradGuard no_grad;

@@ -136,13 +136,21 @@ class PieceCall {
 
   std::shared_ptr<const Solution> find_solution() {
     const CallKey key = this->key();
-    const auto found = info_->solutions.find(std::span<const int64_t>(key.data(), key.size()));
-    if (found != info_->solutions.end()) return found->second;
+    const std::span<const int64_t> span(key.data(), key.size());
+    if (info_->last != nullptr && KeyEqual()(info_->last->first, span)) return info_->last->second;
+    const auto found = info_->solutions.find(span);
+    if (found != info_->solutions.end()) {
+      info_->last = &*found;
+      return found->second;
+    }
     std::vector<GlobalOperand> operands;
     for (const Slot& slot : slots_) operands.push_back(operand_of(slot));
     auto solution = plan_call(op_, *info_, &argument(0), std::move(operands), *state_);
     constexpr size_t kMostSolutions = 4096;  // of one op: sizes that never repeat must not fill the memory
-    if (info_->solutions.size() >= kMostSolutions) info_->solutions.clear();
+    if (info_->solutions.size() >= kMostSolutions) {
+      info_->last = nullptr;
+      info_->solutions.clear();
+    }
     info_->solutions.emplace(std::vector<int64_t>(key.begin(), key.end()), solution);
     return solution;
   }

@@ -23,6 +23,12 @@ at::Tensor LocalCall::tensor(std::string_view name) {
 
 void LocalCall::run() { op_.callBoxed(&stack_); }
 
+void LocalCall::give(at::Tensor output) {
+  if (op_.schema().arguments().back().is_out()) return give(std::vector<c10::IValue>{std::move(output)});
+  torch::jit::drop(stack_, num_arguments_);
+  stack_.emplace_back(std::move(output));
+}
+
 void LocalCall::give(std::vector<c10::IValue> outputs) {
   size_t output = 0;
   for (size_t i = 0; i < num_arguments_; ++i) {

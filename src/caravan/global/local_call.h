@@ -40,6 +40,7 @@ class LocalCall {
   c10::IValue& result(size_t i = 0) { return stack_[stack_.size() - op_.schema().returns().size() + i]; }
   /// Drops the arguments and returns these. Those of arguments out= are written to them.
   void give(std::vector<c10::IValue> outputs);
+  void give(at::Tensor output);
 
   /// The axes that cut the label, the major one first.
   std::vector<const MeshAxis*> axes_of(char label) const;

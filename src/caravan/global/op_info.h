@@ -42,6 +42,7 @@ struct OpInfo {
   bool keeps_roots = false;    ///< it may make or keep a PendingRoot
   bool has_out = false;        ///< it writes to an argument "out"
   Solutions solutions{};
+  const Solutions::value_type* last = nullptr;  ///< the one that was found last
 };
 
 /// How to run a call of which rule, layouts, sizes and ints are known.

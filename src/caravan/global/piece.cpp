@@ -27,8 +27,8 @@ Strides strides_like(const at::Tensor& piece, at::IntArrayRef sizes) {
   for (int64_t dim = 0; dim < piece.dim(); ++dim) {
     if (strides[dim] != 0 || piece.size(dim) <= 1) order.push_back(dim);
   }
-  if (!std::is_sorted(strides.begin(), strides.end(), std::greater<>())) {
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  for (size_t i = 1; i < order.size(); ++i) {  // std::stable_sort allocates
+    for (size_t k = i; k > 0 && strides[order[k - 1]] < strides[order[k]]; --k) std::swap(order[k - 1], order[k]);
   }
   return dense_strides(sizes, order);
 }

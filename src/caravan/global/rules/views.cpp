@@ -89,7 +89,11 @@ Sizes known_sizes(Sizes sizes, int64_t elements) {
 }
 
 /// A piece may lie in memory such that it has no view of these sizes: it is copied then.
-void reshape_piece(LocalCall& call) { call.give({call.tensor("self").reshape(call.argument("size").toIntVector())}); }
+void reshape_piece(LocalCall& call) {
+  const at::Tensor self = call.tensor("self");
+  const c10::DimVector sizes = call.argument("size").toDimVector();
+  call.give(self.is_contiguous() ? self.view(sizes) : self.reshape(sizes));
+}
 
 TypedResult view(const OpCall& call) {
   const Sizes before = call.sizes(0);
