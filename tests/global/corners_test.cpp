@@ -129,7 +129,9 @@ TEST(GlobalCorners, AxesThatAContextDoesNotKnow) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const Mesh& mesh) {
     const GlobalContext context(mesh, {.checks_plain = true, .axes = {"tp"}});
     const at::Tensor x = at::ones({4}, at::kDouble);
-    EXPECT_THAT(message_of<UsageError>([&] { distribute(x, {{"dp", Shard{0}}}, context); }),
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  distribute(x, {{"dp", Shard{0}}}, context);
+                }),
                 HasSubstr("is not among the axes of this context"));
     const at::Tensor t = distribute(x, kRows, context);
     EXPECT_THAT(message_of<UsageError>([&] { redistribute(t, {{"dp", Shard{0}}}); }), HasSubstr("use tp"));

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <vector>
 
-#include <gtest/gtest.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 

@@ -93,9 +93,10 @@ class PieceCall {
       if (meta == nullptr) return;
       if (state_ == nullptr) state_ = meta->state;
       if (state_ == meta->state) return;
-      throw UsageError({"global", op_.schema().name(), "its operands belong to two contexts", state_->mesh().where(),
-                        "make all global tensors of a program with one GlobalContext; for parts of a net on parts of the mesh "
-                        "use parallelize() with pipeline()"});
+      throw UsageError(
+          {"global", op_.schema().name(), "its operands belong to two contexts", state_->mesh().where(),
+           "make all global tensors of a program with one GlobalContext; for parts of a net on parts of the mesh "
+           "use parallelize() with pipeline()"});
     });
   }
 

@@ -127,7 +127,8 @@ void GlobalState::check_axes(const std::vector<std::string>& axes, std::string_v
     if (std::ranges::find(axes_, axis) != axes_.end()) continue;
     throw UsageError({std::string(what.empty() ? "global" : what), "axis " + axis,
                       "is not among the axes of this context: each coordinate on it has tensors of its own",
-                      mesh_.where(), "use " + join(axes_) + ", or make the context with this axis (GlobalOptions::axes)"});
+                      mesh_.where(),
+                      "use " + join(axes_) + ", or make the context with this axis (GlobalOptions::axes)"});
   }
 }
 
@@ -164,7 +165,8 @@ const Placed* GlobalState::placed(const Layout& layout, const std::vector<int64_
   const Layout complete = completed(layout);
   for (const auto& [axis, placement] : complete.entries()) {
     const int n = mesh_[axis].size();
-    if (n == 1 && !(placement.is_shard() && placement.dim() >= static_cast<int>(sizes.size()))) {  // nothing is cut, and no op needs to know
+    if (n == 1 && !(placement.is_shard() &&
+                    placement.dim() >= static_cast<int>(sizes.size()))) {  // nothing is cut, and no op needs to know
       entries.emplace_back(axis, Replicate{});
       continue;
     }

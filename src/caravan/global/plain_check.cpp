@@ -38,7 +38,8 @@ std::vector<int64_t> different_ranks(uint64_t value, const std::string& what, Gl
     all_gather_async(axis, own, all, {}, Call(what)).wait();
   }
   std::map<int64_t, int64_t> values;
-  for (int64_t i = 0; i < all.numel(); i += 2) values[all.const_data_ptr<int64_t>()[i]] = all.const_data_ptr<int64_t>()[i + 1];
+  for (int64_t i = 0; i < all.numel(); i += 2)
+    values[all.const_data_ptr<int64_t>()[i]] = all.const_data_ptr<int64_t>()[i + 1];
   std::vector<int64_t> ranks;
   for (const auto& [rank, each] : values) {
     if (rank == values.begin()->first || each != values.begin()->second) ranks.push_back(rank);

@@ -57,7 +57,8 @@ c10::IValue local_value(const c10::IValue& value, const Dims& dims, const Placin
   for (size_t dim = 0; dim < given.size(); ++dim) {
     const int64_t size = given[dim].toInt();
     // A piece without elements does not tell what -1 stands for.
-    const bool is_local = dim < dims.size() && (is_cut(placing, dims[dim]) || (size == -1 && is_known(dims[dim], local)));
+    const bool is_local =
+        dim < dims.size() && (is_cut(placing, dims[dim]) || (size == -1 && is_known(dims[dim], local)));
     sizes.push_back(is_local ? extent_of(dims[dim], local) : size);
   }
   return sizes;

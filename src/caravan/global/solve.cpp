@@ -71,8 +71,8 @@ class Solver {
       for (size_t i = 0; i < operation_.overwritten.size(); ++i) {
         const size_t output = operation_.overwritten.size() == op_.outputs.size() ? i : 0;
         const int written = operation_.overwritten[i];
-        candidate.operands[written] = op_.outputs.empty() ? element_cut(candidate.op, written)
-                                                          : output_cut(candidate.op, output);
+        candidate.operands[written] =
+            op_.outputs.empty() ? element_cut(candidate.op, written) : output_cut(candidate.op, output);
       }
       const auto cost = cost_of(candidate, axis);
       if (!cost || (best && *cost >= least)) continue;

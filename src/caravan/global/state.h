@@ -131,8 +131,8 @@ struct PieceMeta final : c10::BackendMeta {
   std::shared_ptr<GlobalState> state;
   PendingRoot root{};
   bool is_parameter = false;
-  bool is_aliased = false;   ///< another tensor has a view of this piece
-  int64_t num_writes = 0;    ///< by ops in place, the same on all ranks
+  bool is_aliased = false;               ///< another tensor has a view of this piece
+  int64_t num_writes = 0;                ///< by ops in place, the same on all ranks
   std::shared_ptr<ViewOrigin> origin{};  ///< of a view of a piece that was moved for it; null: of no such view
 };
 

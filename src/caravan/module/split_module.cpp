@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-
 #include <torch/nn/module.h>
 
 #include "caravan/base/error.h"

@@ -50,9 +50,10 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   }
   const auto* model = dynamic_cast<const Model*>(&module);
   if (model == nullptr) {
-    throw UsageError({"strategy", "model", "only models of this library have a table of how to split their layers",
-                      mesh.where(), "add tensor(layouts) for a torch::nn module, make the session without this axis, or write a Plan for it "
-                      "(module/plan/plan.h)"});
+    throw UsageError(
+        {"strategy", "model", "only models of this library have a table of how to split their layers", mesh.where(),
+         "add tensor(layouts) for a torch::nn module, make the session without this axis, or write a Plan for it "
+         "(module/plan/plan.h)"});
   }
   const ModelConfig& config = model->config();
   // All axes must exist before a plan keeps the mesh.
