@@ -51,8 +51,8 @@ void plan_it() {
   const ModulePlan here = plan(trained, session, step, {.seconds = 2, .most_rows = 3});
   if (session.is_main()) std::printf("%s\n%s", rented.to_string().c_str(), here.to_string().c_str());
   if (!rented.fits() || !here.fits()) throw std::runtime_error("a small net fits nowhere");
-  // The plan of this machine is what parallelize() takes, if it has no stages: the session has none.
-  if (here.best.front().pp > 1) return;
+  // The plan of this machine is what parallelize() takes, if its axes are those of the session: dp alone.
+  if (here.best.front().pp > 1 || here.best.front().tp > 1) return;
   auto model = parallelize(trained, session, here.best.front().techniques, here.best.front().options);
   const at::Tensor batch = at::randn({kRows, kPositions, kWidth});
   model.step(session.rows(batch), session.rows(batch), step.loss);

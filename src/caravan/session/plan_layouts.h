@@ -39,8 +39,8 @@ class LayoutSpace {
  public:
   explicit LayoutSpace(LayoutLimits limits);
 
-  /// The numbers of stages with which the rows can be dealt evenly to the ranks, in ascending order, if `tp` ranks share
-  /// each layer.
+  /// The numbers of stages with which the rows can be dealt evenly to the ranks, in ascending order, if `tp` ranks
+  /// share each layer.
   std::vector<int> stages(int tp = 1) const;
   /// The sizes of the axis tp for which there are some, in ascending order.
   const std::vector<int>& tensor_sizes() const noexcept { return tensor_sizes_; }

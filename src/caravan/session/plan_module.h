@@ -56,8 +56,8 @@ struct ModulePlan {
 };
 
 /// Searches the best way to run a step of a user's module on some hardware, by rehearsals of the step: memory, time,
-/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, how layers are split by
-/// tensor(), stages and their schedule if the net has units, micro-batches, recomputation, and what rests on the host of
+/// and why not the others (docs/plan.md). It chooses the data-parallel technique and its keys, how tensor() splits
+/// layers, stages and their schedule if the net has units, micro-batches, recomputation, and what rests on the host of
 /// an accelerator; all of it computes the gradient of one process. Moments rest there if the optimizer is of this
 /// library.
 ///
