@@ -181,8 +181,11 @@ TEST(GlobalCorners, WritesToViewsOfMovedTensors) {
       x.add_(1);
       EXPECT_THAT(message_of<UsageError>([&] { row.fill_(0); }), HasSubstr("take the view anew"));
     }
-    const CreatesGlobal scope(context);
-    const torch::nn::Embedding table(torch::nn::EmbeddingOptions(8, 3).padding_idx(2));
+    torch::nn::Embedding table{nullptr};
+    {
+      const CreatesGlobal scope(context);
+      table = torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 3).padding_idx(2));
+    }
     EXPECT_EQ(full(table->weight).select(0, 2).abs().sum().item<float>(), 0);
   });
 }

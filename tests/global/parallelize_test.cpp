@@ -147,7 +147,7 @@ TEST(ParallelizeByLayouts, RefusesWhatDoesNotFit) {
     EXPECT_THAT(message({tensor({{"*.upp.weight", {{"tp", Shard{0}}}}})}), HasSubstr("did you mean"));
     EXPECT_THAT(message({tensor({{"*.up.weight", {{"dp", Shard{0}}}}})}), HasSubstr("leave it to fsdp()"));
     EXPECT_THAT(message({tensor({{"*.up.weight", {{"tp", Shard{2}}}}})}), HasSubstr("shard a dim from 0 to 1"));
-    EXPECT_THAT(message({tensor({{"*.up.weight", {{"ep", Shard{0}}}}})}), HasSubstr("ep"));
+    EXPECT_THAT(message({tensor({{"*.up.weight", {{"experts", Shard{0}}}}})}), HasSubstr("experts"));
     EXPECT_THAT(message({tensor(kMegatron), tensor(kMegatron)}), HasSubstr("chosen twice"));
   });
 }

@@ -150,7 +150,7 @@ TEST(GlobalTensors, RefuseWhatHasNoMeaning) {
     const at::Tensor t = distribute(x, {{"tp", Shard{0}}}, context);
     EXPECT_THAT(message([&] { distribute(t, {}, context); }), HasSubstr("is a global tensor already"));
     EXPECT_THAT(message([&] { local(x); }), HasSubstr("is not a global tensor"));
-    EXPECT_THAT(message([&] { distribute(x, {{"dp", Shard{0}}}, context); }), HasSubstr("tp"));
+    EXPECT_THAT(message([&] { distribute(x, {{"rows", Shard{0}}}, context); }), HasSubstr("tp"));
     EXPECT_THAT(message([&] { distribute(x, {{"tp", Shard{2}}}, context); }), HasSubstr("shard a dim from 0 to 1"));
     EXPECT_THAT(message([&] { distribute(x, {{"tp", Shard{0, {3, 3}}}}, context); }), HasSubstr("add up to 4"));
     EXPECT_THAT(message([&] { t.as_strided({2}, {1}); }), HasSubstr("as_strided"));

@@ -217,7 +217,7 @@ class Solver {
   /// A partial result is summed later. A little less than summing now if nothing whole is added to it.
   double pending_cost(const std::string& axis, int n) const {
     const bool is_mixed = std::ranges::any_of(op_.terms, [&](const std::vector<int>& term) {
-      return std::ranges::none_of(term, [&](int i) { return current(i, axis).is_partial(); });
+      return std::ranges::none_of(term, [&](int i) { return current(i, axis).is_partial() || operands_[i].may_move; });
     });
     return 2.0 * (n - 1) / n * output_bytes() * (is_mixed ? 1.001 : 0.999);
   }
