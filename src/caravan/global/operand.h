@@ -22,6 +22,14 @@ struct GlobalOperand {
   bool is_parameter = false;  ///< gives way to activations
   bool is_floating = true;
   at::ScalarType dtype = at::kFloat;
+
+  /// Whether an axis shards this dim.
+  bool is_cut(size_t dim) const {
+    for (const auto& [axis, placement] : layout->entries()) {
+      if (placement.is_shard(static_cast<int>(dim))) return true;
+    }
+    return false;
+  }
 };
 
 }  // namespace caravan

@@ -14,6 +14,12 @@ namespace caravan {
 
 std::string OpCall::name() const { return c10::toString(op_.operator_name()); }
 
+int OpCall::num_read() const {
+  const auto& arguments = schema().arguments();
+  return static_cast<int>(std::ranges::count_if(
+      operands_, [&](const GlobalOperand& operand) { return !arguments[operand.argument].is_out(); }));
+}
+
 int OpCall::index(std::string_view argument) const { return schema().argumentIndexWithName(argument).value_or(-1); }
 
 const c10::IValue& OpCall::value(std::string_view argument) const {
@@ -142,6 +148,15 @@ Dims Labels::next(int64_t num_dims) {
 Dims Labels::of(const std::vector<int64_t>& sizes) {
   Dims dims;
   for (const int64_t size : sizes) dims.push_back(size == 1 ? "" : std::string(1, next()));
+  return dims;
+}
+
+Dims Labels::of(const GlobalOperand& operand) {
+  Dims dims;
+  for (size_t dim = 0; dim < operand.sizes.size(); ++dim) {
+    const bool has_label = operand.sizes[dim] != 1 || operand.is_cut(dim);
+    dims.push_back(has_label ? std::string(1, next()) : "");
+  }
   return dims;
 }
 

@@ -40,6 +40,9 @@ struct TypedCall {
   /// Operands whose value the op does not read, only writes (copy_, out=): they lie as the outputs do, in their order.
   /// A rule may leave out operands out=, which are then added.
   std::vector<int> overwritten{};
+  /// Operands of which the op reads sizes and type, but no element: a sum that is pending in one stays there, and
+  /// counts as whole.
+  std::vector<int> unread{};
   /// Operands that the op writes although its schema does not say so.
   std::vector<int> written{};
   std::map<char, int64_t> extents{};  ///< of labels that stand in no dim of an operand alone
@@ -51,6 +54,8 @@ struct TypedCall {
   /// Outputs that every rank gets whole where a label of the kernel is cut (any label, if kernel_labels are empty): no
   /// summands of a sum.
   std::vector<int> whole_outputs{};
+  /// Outputs that do not depend on what is in `terms`: whole where the others are summands because an operand is one.
+  std::vector<int> constant_outputs{};
   /// Of a rule that chooses layouts itself: of each operand, and of each output.
   std::optional<std::pair<std::vector<Layout>, std::vector<Layout>>> layouts{};
 };
@@ -67,6 +72,8 @@ class OpCall {
   const std::vector<GlobalOperand>& operands() const noexcept { return operands_; }
   const GlobalOperand& operand(size_t i) const { return operands_.at(i); }
   int num_operands() const noexcept { return static_cast<int>(operands_.size()); }
+  /// Without those of arguments out=, which come last.
+  int num_read() const;
   std::vector<int64_t> sizes(size_t i) const { return operands_.at(i).sizes; }
   int64_t num_dims(size_t i) const { return static_cast<int64_t>(operands_.at(i).sizes.size()); }
 
@@ -121,6 +128,8 @@ class Labels {
   Dims next(int64_t num_dims);
   /// A label for each dim of a tensor; dims of one element get none.
   Dims of(const std::vector<int64_t>& sizes);
+  /// The same, but dims of one element that are cut get one too.
+  Dims of(const GlobalOperand& operand);
 
  private:
   int used_ = 0;

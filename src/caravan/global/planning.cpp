@@ -218,6 +218,14 @@ class Planner {
     return solution_;
   }
 
+  /// A number that all elements of lists share is whole for each of them: no summand for one and whole for another.
+  static void keep_shared_whole(TypedCall& operation, const std::vector<GlobalOperand>& operands) {
+    for (std::vector<int>& term : operation.terms) {
+      std::erase_if(term, [&](int i) { return operands[i].element < 0; });
+    }
+    if (std::ranges::any_of(operation.terms, &std::vector<int>::empty)) operation.terms.clear();
+  }
+
   /// An op on lists of tensors: a pointwise op for each element.
   std::shared_ptr<const Solution> plan_each(const OpCall& call) {
     const std::vector<GlobalOperand>& all = call.operands();
@@ -234,8 +242,7 @@ class Planner {
         operands.push_back(all[i]);
       }
       TypedCall operation = pointwise(OpCall(op_, arguments_, operands));
-      // A number that all elements share is whole for each of them: no summand for one and whole for another.
-      if (is_shared) operation.terms.clear();
+      if (is_shared) keep_shared_whole(operation, operands);
       const auto placing = place(operation, operands);
       if (!placing) return plan_whole(all, "has no placement for these layouts");
       for (size_t i = 0; i < chosen.size(); ++i) layouts[chosen[i]] = placing->operands[i];

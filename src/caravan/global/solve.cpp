@@ -44,6 +44,13 @@ class Solver {
       current_.push_back(cuts_of(*operands[i].layout, op_.inputs[i], op_.extents, places));
     }
     for (const int i : operation.overwritten) op_.inputs[i].clear();  // no part of what infer checks
+    for (const int i : operation.unread) {
+      for (AxisCut& each : current_[i]) {
+        if (!each.cut.is_partial()) continue;
+        unread_sums_.emplace_back(i, each.axis);
+        each.cut = Cut{};
+      }
+    }
   }
 
   std::optional<Placing> solve() {
@@ -83,6 +90,7 @@ class Solver {
   }
 
   Cut output_cut(const Cut& op, size_t output) const {
+    if (op.is_partial() && is_in(operation_.constant_outputs, output)) return Cut{};
     if (!op.is_label() || has_label(operation_.outputs.at(output), op.label)) return op;
     return is_given_whole(output, op.label) ? Cut{} : Cut{Cut::Kind::partial};
   }
@@ -92,8 +100,12 @@ class Solver {
     return op.is_label() && !has_label(operation_.inputs[operand], op.label) ? Cut{Cut::Kind::partial} : op;
   }
 
+  static bool is_in(const std::vector<int>& numbers, size_t i) {
+    return std::ranges::find(numbers, static_cast<int>(i)) != numbers.end();
+  }
+
   bool is_given_whole(size_t output, char label) const {
-    return std::ranges::find(operation_.whole_outputs, static_cast<int>(output)) != operation_.whole_outputs.end() &&
+    return is_in(operation_.whole_outputs, output) &&
            (operation_.kernel_labels.empty() || operation_.kernel_labels.find(label) != std::string::npos);
   }
 
@@ -334,7 +346,10 @@ class Solver {
     for (const size_t axis : order) placing.cuts.push_back({axes_[axis], chosen_[axis].op});
     for (size_t i = 0; i < operands_.size(); ++i) {
       std::vector<AxisCut> cuts;
-      for (const size_t axis : order) cuts.push_back({axes_[axis], chosen_[axis].operands[i]});
+      for (const size_t axis : order) {
+        cuts.push_back({axes_[axis], chosen_[axis].operands[i]});
+        if (cuts.back().cut.is_whole() && has_unread_sum(i, axes_[axis])) cuts.back().cut = Cut{Cut::Kind::partial};
+      }
       if (!add_layout(placing.operands, cuts, operation_.inputs[i])) return std::nullopt;
     }
     for (size_t i = 0; i < op_.outputs.size(); ++i) {
@@ -360,6 +375,10 @@ class Solver {
     return false;
   }
 
+  bool has_unread_sum(size_t operand, const std::string& axis) const {
+    return std::ranges::find(unread_sums_, std::pair(static_cast<int>(operand), axis)) != unread_sums_.end();
+  }
+
   bool is_barred(const std::string& axis, char label) const {
     return std::ranges::find(barred_, std::pair(axis, label)) != barred_.end();
   }
@@ -373,6 +392,7 @@ class Solver {
   std::vector<std::vector<AxisCut>> current_;
   std::vector<Candidate> chosen_;
   std::vector<std::pair<std::string, char>> barred_;
+  std::vector<std::pair<int, std::string>> unread_sums_;  ///< operands and axes
 };
 
 }  // namespace

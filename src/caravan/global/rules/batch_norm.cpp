@@ -223,12 +223,11 @@ TypedResult batch_norm(const OpCall& call) {
   if (trains) {
     const LocalKernel kernel = [over = norm.over](LocalCall& local) { batch_norm_kernel(local, over); };
     norm.sum_over_batch(names(op, "cudnn") ? LocalKernel() : kernel, run);
-    if (!names(op, "_functional")) {
-      for (const auto* argument : {"running_mean", "running_var"}) {
-        const int i = norm.typing.operand_of(argument);
-        if (i >= 0) operation.written.push_back(i);
-      }
-    }
+  }
+  for (const auto* argument : {"running_mean", "running_var"}) {
+    const int i = norm.typing.operand_of(argument);
+    const bool is_written = i >= 0 && (call.operand(i).is_written || (trains && !names(op, "_functional")));
+    if (is_written) operation.written.push_back(i);
   }
   return norm.typing.finish();
 }
@@ -240,6 +239,12 @@ TypedResult batch_norm_backward(const OpCall& call) {
   const bool trains = is_cudnn || (call.index("train") >= 0 ? call.flag("train") : call.flag("update"));
   const Dims channels{norm.channel};
   norm.typing.operation.outputs = {norm.dims, channels, channels};
+  norm.typing.operation.terms = {{norm.typing.operand_of(is_cudnn ? "grad_output" : "grad_out")}};
+  const auto unread = trains ? std::vector{"running_mean", "running_var"} : std::vector{"save_mean", "save_invstd"};
+  for (const char* argument : unread) {
+    const int i = norm.typing.operand_of(argument);
+    if (i >= 0 && !is_cudnn) norm.typing.operation.unread.push_back(i);
+  }
   if (!trains && !is_cudnn) norm.typing.operation.kernel = run_backward_unless_empty;
   if (trains) {
     const std::string saved = call.index("save_invstd") >= 0 ? "save_invstd" : "save_var";

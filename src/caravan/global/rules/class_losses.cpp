@@ -108,6 +108,8 @@ TypedResult nll_loss(const OpCall& call) {
   const bool keeps = call.integer("reduction") == at::Reduction::None && dims.size() > 1;
   typing.operation.outputs = {keeps ? positions : Dims{}, {}};
   typing.operation.whole_outputs = {1};
+  typing.operation.terms = {{typing.operand_of("self")}};
+  typing.operation.constant_outputs = {1};
   if (dims.size() == 1 && call.num_dims(typing.operand_of("target")) == 1) return typing.finish();
   const bool is_summed = call.integer("reduction") != at::Reduction::None;
   std::string kernel_labels = has_blocks(call) ? "" : labels.classes;
@@ -144,6 +146,10 @@ TypedResult nll_loss_backward(const OpCall& call) {
   typing.set("total_weight", {});
   typing.operation.outputs = {dims};
   typing.operation.terms = {{0}};
+  typing.operation.unread = {typing.operand_of("self")};
+  if (call.integer("reduction") != at::Reduction::Mean) {
+    typing.operation.unread.push_back(typing.operand_of("total_weight"));
+  }
   if (dims.size() == 1 && call.num_dims(typing.operand_of("target")) == 1) return typing.finish();
   if (labels.classes.empty() || has_blocks(call)) return typing.finish();
   typing.operation.kernel_labels = labels.classes;

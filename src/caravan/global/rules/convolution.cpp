@@ -71,13 +71,12 @@ void add_groups(const OpCall& call, const Channels& channels, TypedCall& operati
 }
 
 TypedResult convolution(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   const Channels channels = channels_of(call.sizes(0), call.sizes(1), groups_of(call, 0), is_transposed(call));
   TypedCall operation{.inputs = {channels.input, channels.weight},
                       .whole = channels.whole,
                       .terms = {{0, 1}},
                       .extents = channels.extents};
-  if (call.num_operands() == 3) {
+  if (call.num_read() == 3) {
     operation.inputs.push_back({channels.bias});
     operation.terms.push_back({2});
   }
@@ -91,7 +90,6 @@ TypedResult convolution(const OpCall& call) {
 
 /// Gradients of input, weight and bias.
 TypedResult convolution_backward(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   const int input = call.operand_of(call.index("input") >= 0 ? "input" : "self");
   const int weight = call.operand_of("weight");
   const Channels channels =
@@ -126,7 +124,6 @@ TypedResult convolution_backward(const OpCall& call) {
 
 /// [time, batch, channels], weight [taps, input, output].
 TypedResult convolution_tbc(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0)), labels.of(call.sizes(1)), {}}, .terms = {{0, 1}, {2}}};
   operation.whole = operation.inputs[0][0] + operation.inputs[1][0];
@@ -141,7 +138,6 @@ TypedResult convolution_tbc(const OpCall& call) {
 
 /// Between images [n, c, ..] and columns [n, c * taps, positions].
 TypedResult columns(const OpCall& call, bool from_image) {
-  if (has_outs(call)) return std::nullopt;
   int64_t num_taps = 1;
   for (const int64_t size : call.integers("kernel_size")) num_taps *= size;
   const std::vector<int64_t> sizes = call.sizes(0);
@@ -169,32 +165,30 @@ TypedResult columns(const OpCall& call, bool from_image) {
 // ---- samples of images at points ----
 
 /// image [n, c, ..], grid [n, points .., 2 or 3].
-TypedCall sampled(const std::vector<int64_t>& image, const std::vector<int64_t>& grid, Dims& output) {
+TypedCall sampled(const GlobalOperand& image, const GlobalOperand& grid, Dims& output) {
   Labels labels;
   TypedCall operation{.inputs = {labels.of(image), labels.of(grid)}, .terms = {{0}}};
   Dims& pixels = operation.inputs[0];
   Dims& points = operation.inputs[1];
   for (size_t dim = 2; dim < pixels.size(); ++dim) operation.whole += pixels[dim];
   operation.whole += points.back();
-  points[0] = pixels[0];
+  if (!points[0].empty()) points[0] = pixels[0];
   output = {pixels[0], pixels[1]};
   output.insert(output.end(), points.begin() + 1, points.end() - 1);
   return operation;
 }
 
 TypedResult grid_sampler(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   Dims output;
-  TypedCall operation = sampled(call.sizes(0), call.sizes(1), output);
+  TypedCall operation = sampled(call.operand(0), call.operand(1), output);
   operation.outputs = {output};
   never_empty(call, operation);
   return operation;
 }
 
 TypedResult grid_sampler_backward(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   Dims gradient;
-  TypedCall operation = sampled(call.sizes(1), call.sizes(2), gradient);
+  TypedCall operation = sampled(call.operand(1), call.operand(2), gradient);
   operation.outputs = operation.inputs;
   operation.inputs.insert(operation.inputs.begin(), gradient);
   never_empty(call, operation);
@@ -202,7 +196,6 @@ TypedResult grid_sampler_backward(const OpCall& call) {
 }
 
 TypedResult affine_grid(const OpCall& call) {
-  if (has_outs(call)) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0))}, .terms = {{0}}};
   operation.whole = operation.inputs[0][1] + operation.inputs[0][2];

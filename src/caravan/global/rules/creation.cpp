@@ -3,12 +3,14 @@
 namespace caravan {
 namespace {
 
-/// A new tensor of the operand's sizes: cut as the operand is. Ones or random values are no summands of a sum.
+/// A new tensor of the operand's sizes: cut as the operand is. Zeros are summands of a sum if the operand is one, other
+/// values are whole then.
 TypedResult like(const OpCall& call, bool is_zero) {
   Labels labels;
-  TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
+  TypedCall operation{.inputs = {labels.of(call.operand(0))}};
   operation.outputs = operation.inputs;
   if (is_zero) operation.terms = {{0}};
+  if (!is_zero) operation.unread = {0};
   return operation;
 }
 

@@ -77,6 +77,8 @@ TypedCall along_dim(const OpCall& call, int64_t dim, bool has_src) {
   const auto size = [&](size_t i, int64_t d) { return call.operand(i).sizes[d]; };
   for (int64_t d = 0; d < call.num_dims(0); ++d) {
     const bool is_same = size(0, d) == size(1, d) && (!has_src || size(2, d) == size(1, d));
+    bool is_cut = false;  // dims of one element have labels only then
+    for (size_t i = 0; i < num_operands; ++i) is_cut = is_cut || call.operand(i).is_cut(d);
     const std::string shared(1, labels.next());
     for (size_t i = 0; i < num_operands; ++i) {
       std::string label = shared;
@@ -86,7 +88,7 @@ TypedCall along_dim(const OpCall& call, int64_t dim, bool has_src) {
       } else if (d == dim ? i > 0 : !is_same) {
         label = std::string(1, labels.next());
       }
-      if (size(i, d) == 1) label = "";
+      if (size(i, d) == 1 && !is_cut) label = "";
       if (d == dim ? i != 1 && !follows_index : !is_same) operation.whole += label;
       operation.inputs[i].push_back(label);
     }

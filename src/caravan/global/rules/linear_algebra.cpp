@@ -54,6 +54,33 @@ Rule matrices(const Sizes& core, const Sizes& results) {
   return [core, results](const OpCall& call) { return batched(call, core, results); };
 }
 
+/// Equations whose right side is an operand: linear in it, with each column by itself, or each row of X A = B. The
+/// first output is the solution; the others depend on the matrix alone.
+TypedResult linear_in(TypedResult operation, int right, bool by_columns) {
+  if (!operation) return operation;
+  Dims& dims = operation->inputs[right];
+  Dims& solution = operation->outputs[0];
+  if (dims.size() >= 2) {
+    const size_t from_end = by_columns ? 1 : 2;
+    const std::string own = dims[dims.size() - from_end];
+    solution[solution.size() - from_end] = own;
+    std::erase_if(operation->whole, [&](char label) { return has_label({own}, label); });
+  }
+  operation->terms = {{right}};
+  for (int i = 1; i < static_cast<int>(operation->outputs.size()); ++i) {
+    operation->constant_outputs.push_back(i);
+    operation->whole_outputs.push_back(i);
+  }
+  return operation;
+}
+
+Rule equations(const Sizes& core, const Sizes& results, int right) {
+  return [core, results, right](const OpCall& call) {
+    const bool is_left = call.index("left") < 0 || call.flag("left", true);
+    return linear_in(batched(call, core, results), right, is_left);
+  };
+}
+
 /// A right side that is a batch of vectors if it lacks one dim of a batch of matrices.
 TypedResult solve_matrices(const OpCall& call) {
   const Sizes matrix = call.sizes(0);
@@ -63,7 +90,11 @@ TypedResult solve_matrices(const OpCall& call) {
   // Pieces of a batch could have the sizes by which vectors are told from matrices.
   if (!are_vectors && right.size() + 1 == matrix.size()) return std::nullopt;
   const int64_t core = are_vectors ? 1 : 2;
-  return batched(call, {2, core}, {core, 2, 1, 0});
+  auto operation = batched(call, {2, core}, {core, 2, 1, 0});
+  if (!are_vectors) return linear_in(std::move(operation), 1, call.flag("left", true));
+  operation->terms = {{1}};
+  operation->constant_outputs = {1, 2, 3};
+  return operation;
 }
 
 TypedResult svd(const OpCall& call) {
@@ -145,18 +176,19 @@ void add_linear_algebra_rules(RuleTable& rules) {
   rules.add({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex"}, matrices({2}, {2, 0}));
   rules.add({"aten::cholesky", "aten::cholesky_inverse", "aten::linalg_matrix_exp", "aten::inverse"},
             matrices({2}, {2}));
-  rules.add({"aten::cholesky_solve", "aten::linalg_solve_triangular"}, matrices({2, 2}, {2}));
-  rules.add("aten::triangular_solve", matrices({2, 2}, {2, 2}));
+  rules.add("aten::cholesky_solve", equations({2, 2}, {2}, 0));
+  rules.add("aten::linalg_solve_triangular", equations({2, 2}, {2}, 1));
+  rules.add("aten::triangular_solve", equations({2, 2}, {2, 2}, 0));
   rules.add("aten::linalg_qr", qr);
   rules.add("aten::geqrf", matrices({2}, {2, 1}));
   rules.add({"aten::linalg_householder_product", "aten::orgqr"}, matrices({2, 1}, {2}));
-  rules.add("aten::ormqr", matrices({2, 1, 2}, {2}));
+  rules.add("aten::ormqr", equations({2, 1, 2}, {2}, 2));
   rules.add("aten::linalg_lu", lu);
   rules.add("aten::linalg_lu_factor_ex", matrices({2}, {2, 1, 0}));
-  rules.add("aten::linalg_lu_solve", matrices({2, 1, 2}, {2}));
+  rules.add("aten::linalg_lu_solve", equations({2, 1, 2}, {2}, 2));
   rules.add("aten::lu_unpack", lu_unpack);
   rules.add("aten::linalg_ldl_factor_ex", matrices({2}, {2, 1, 0}));
-  rules.add("aten::linalg_ldl_solve", matrices({2, 1, 2}, {2}));
+  rules.add("aten::linalg_ldl_solve", equations({2, 1, 2}, {2}, 2));
   rules.add("aten::linalg_pinv.atol_rtol_tensor", pinv);
   rules.add("aten::linalg_pinv.atol_rtol_tensor_out", pinv);
   rules.add("aten::linalg_cross", cross);

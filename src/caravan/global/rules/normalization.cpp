@@ -36,6 +36,8 @@ TypedResult layer_norm(const OpCall& call) {
   if (is_backward) {
     typing.operation.outputs.resize(call.schema().returns().size(), normalized);
     typing.operation.kernel = on_contiguous({"grad_out", "input", "mean", "rstd", "weight", "bias"});
+    typing.operation.terms = {{typing.operand_of("grad_out")}};
+    if (typing.operand_of("bias") >= 0) typing.operation.unread = {typing.operand_of("bias")};
   } else {
     typing.operation.outputs.resize(call.schema().returns().size(), per_position);
   }
@@ -93,6 +95,10 @@ TypedResult group_norm(const OpCall& call) {
   typing.operation.kernel = group_norm_kernel;
   if (call.index("grad_out") >= 0) {
     typing.operation.outputs = {dims, {channel}, {channel}};
+    if (sizes[0] == 0) {  // no rows: gradients of 0, whatever the weights
+      for (int i = 0; i < call.num_read(); ++i) typing.operation.unread.push_back(i);
+    }
+    typing.operation.terms = {{typing.operand_of("grad_out")}};
   } else {
     typing.operation.outputs = {dims, {row, group}, {row, group}};
   }

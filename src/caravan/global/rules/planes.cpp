@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "caravan/global/local_call.h"
@@ -70,6 +71,29 @@ void pad_arguments(const Padding& padding, const std::string& missing, LocalCall
   }
 }
 
+/// Takes the arguments out=, in whose place the op gets new ones: some kernels write wrong values to slices.
+std::vector<at::Tensor> take_outs(LocalCall& local) {
+  std::vector<at::Tensor> outs;
+  for (const c10::Argument& argument : local.schema().arguments()) {
+    if (!argument.is_out()) continue;
+    outs.push_back(local.tensor(argument.name()));
+    local.argument(argument.name()) = at::empty({0}, outs.back().options());
+  }
+  return outs;
+}
+
+void write_outs(const std::vector<at::Tensor>& outs, LocalCall& local) {
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const at::Tensor value = local.result(i).isTensor() ? local.result(i).toTensor() : at::Tensor();
+    if (!value.defined()) {
+      local.result(i) = outs[i];
+      continue;
+    }
+    if (outs[i].sizes() != value.sizes()) outs[i].resize_(value.sizes());
+    local.result(i) = outs[i].copy_(value);
+  }
+}
+
 void run_padded(const Padding& padding, LocalCall& local) {
   std::string missing;
   for (const char label : padding.labels) {
@@ -111,32 +135,36 @@ void never_empty(const OpCall& call, TypedCall& operation) {
   padding.own_labels = operation.kernel_labels;
   const bool runs_always = operation.kernel && operation.kernel_labels.empty();
   operation.kernel_labels = runs_always ? "" : padding.labels;
-  operation.kernel = [padding = std::move(padding)](LocalCall& local) { run_padded(padding, local); };
-}
-
-bool has_outs(const OpCall& call) {
-  return std::ranges::any_of(call.schema().arguments(),
-                             [](const c10::Argument& argument) { return argument.is_out(); });
+  operation.kernel = [padding = std::move(padding)](LocalCall& local) {
+    const std::vector<at::Tensor> outs = take_outs(local);
+    run_padded(padding, local);
+    write_outs(outs, local);
+  };
 }
 
 std::optional<TypedCall> on_planes(const OpCall& call, int num_spatial, bool is_linear) {
   const int64_t num_leading = call.num_dims(0) - num_spatial;
-  if (num_leading < 1 || has_outs(call)) return std::nullopt;
+  if (num_leading < 1) return std::nullopt;
   Labels labels;
   TypedCall operation;
-  std::vector<int64_t> leading = call.sizes(0);
-  leading.resize(num_leading);
-  Dims output = labels.of(leading);
-  for (size_t i = 0; i < call.operands().size(); ++i) {
+  Dims output = labels.of(call.operand(0));
+  output.resize(num_leading);
+  for (int i = 0; i < call.num_read(); ++i) {
     if (call.num_dims(i) < num_leading) return std::nullopt;
     Dims dims = labels.of(call.sizes(i));
-    std::copy(output.begin(), output.end(), dims.begin());
+    for (int64_t dim = 0; dim < num_leading; ++dim) {
+      dims[dim] = call.sizes(i)[dim] == 1 && !call.operand(i).is_cut(dim) ? "" : output[dim];
+    }
     for (size_t dim = num_leading; dim < dims.size(); ++dim) operation.whole += dims[dim];
     operation.inputs.push_back(std::move(dims));
   }
   output.resize(call.num_dims(0));
   operation.outputs.assign(call.schema().returns().size(), output);
   if (is_linear) operation.terms = {{0}};
+  const bool is_backward = call.index("grad_output") >= 0;
+  for (const char* sizes_only : {"self", "input"}) {
+    if (is_backward && call.index(sizes_only) >= 0) operation.unread = {call.operand_of(sizes_only)};
+  }
   if (call.index("input_size") >= 0) operation.local_arguments = {{call.index("input_size"), output}};
   never_empty(call, operation);
   return operation;

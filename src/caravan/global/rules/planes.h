@@ -11,9 +11,6 @@ namespace caravan {
 /// label, or sum over it so that zeros add nothing. Call it last; not for calls with lists of tensors.
 void never_empty(const OpCall& call, TypedCall& operation);
 
-/// Whether the schema has arguments out=, for which never_empty is not made: such calls run on whole tensors.
-bool has_outs(const OpCall& call);
-
 /// The type of ops on images: independent along the dims before the last `num_spatial`, of which they need all. Every
 /// operand has the leading dims of the first.
 std::optional<TypedCall> on_planes(const OpCall& call, int num_spatial, bool is_linear);

@@ -15,21 +15,37 @@ using Terms = std::vector<std::vector<int>>;
 /// Of what pointwise ops are sums of products, by the name without "aten::", overload and trailing "_".
 const std::map<std::string, Terms, std::less<>>& linear_ops() {
   static const std::map<std::string, Terms, std::less<>> all{
-      {"add", {{0}, {1}}},     {"sub", {{0}, {1}}},
-      {"rsub", {{0}, {1}}},    {"mul", {{0, 1}}},
-      {"div", {{0}}},          {"neg", {{0}}},
-      {"positive", {{0}}},     {"clone", {{0}}},
-      {"where", {{1}, {2}}},   {"addcmul", {{0}, {1, 2}}},
-      {"addcdiv", {{0}, {1}}}, {"_to_copy", {{0}}},
-      {"zero", {{0}}},         {"conj_physical", {{0}}},
-      {"real", {{0}}},         {"imag", {{0}}},
-      {"alias", {{0}}},        {"detach", {{0}}},
-      {"lift_fresh", {{0}}},   {"_conj_physical", {{0}}},
-      {"deg2rad", {{0}}},      {"rad2deg", {{0}}},
-      {"xlogy", {{0}}},        {"native_dropout_backward", {{0}}},
-      {"_conj", {{0}}},        {"_neg_view", {{0}}},
-      {"_lazy_clone", {{0}}},  {"contiguous", {{0}}},
-      {"to", {{0}}},           {"ldexp", {{0}}},
+      {"add", {{0}, {1}}},
+      {"sub", {{0}, {1}}},
+      {"rsub", {{0}, {1}}},
+      {"mul", {{0, 1}}},
+      {"div", {{0}}},
+      {"neg", {{0}}},
+      {"true_divide", {{0}}},
+      {"positive", {{0}}},
+      {"clone", {{0}}},
+      {"where", {{1}, {2}}},
+      {"addcmul", {{0}, {1, 2}}},
+      {"addcdiv", {{0}, {1}}},
+      {"_to_copy", {{0}}},
+      {"zero", {{0}}},
+      {"conj_physical", {{0}}},
+      {"real", {{0}}},
+      {"imag", {{0}}},
+      {"alias", {{0}}},
+      {"detach", {{0}}},
+      {"lift_fresh", {{0}}},
+      {"_conj_physical", {{0}}},
+      {"deg2rad", {{0}}},
+      {"rad2deg", {{0}}},
+      {"xlogy", {{0}}},
+      {"native_dropout_backward", {{0}}},
+      {"_conj", {{0}}},
+      {"_neg_view", {{0}}},
+      {"_lazy_clone", {{0}}},
+      {"contiguous", {{0}}},
+      {"to", {{0}}},
+      {"ldexp", {{0}}},
   };
   return all;
 }
@@ -44,7 +60,7 @@ std::string base_name(const std::string& name) {
 
 bool adds_a_number(const OpCall& call, const std::string& base) {
   if (base != "add" && base != "sub" && base != "rsub") return false;
-  return call.num_operands() < 2;  // add.Scalar: once per rank
+  return call.num_read() < 2;  // add.Scalar: once per rank
 }
 
 Terms terms_of(const OpCall& call) {
@@ -54,7 +70,7 @@ Terms terms_of(const OpCall& call) {
     return is_zero ? Terms{{0}} : Terms{};
   }
   if (base == "xlogy" && !call.schema().arguments()[0].type()->isSubtypeOf(*c10::TensorType::get())) return {};
-  if (base == "lerp") return call.num_operands() == 2 ? Terms{{0}, {1}} : Terms{};
+  if (base == "lerp") return call.num_read() == 2 ? Terms{{0}, {1}} : Terms{};
   if (base == "fill")
     return call.has("value") && call.num_operands() == 1 && call.number("value") == 0 ? Terms{{0}} : Terms{};
   if (base == "div" && call.has("rounding_mode")) return {};
@@ -69,7 +85,7 @@ Terms terms_of(const OpCall& call) {
   for (const auto& term : found->second) {
     std::vector<int> present;
     for (const int i : term) {
-      if (i < call.num_operands()) present.push_back(i);
+      if (i < call.num_read()) present.push_back(i);
     }
     if (!present.empty()) terms.push_back(std::move(present));
   }
@@ -78,7 +94,34 @@ Terms terms_of(const OpCall& call) {
 
 }  // namespace
 
-bool is_pointwise(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::pointwise); }
+namespace {
+
+bool has_tag(const std::string& name, const std::string& overload) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+  return op && op->hasTag(at::Tag::pointwise);
+}
+
+}  // namespace
+
+/// ATen tags some ops only where they make their result: eq.Tensor, but neither eq_.Tensor nor eq.Tensor_out;
+/// __rshift__, but not __irshift__.
+bool is_pointwise(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::pointwise)) return true;
+  std::string name = op.schema().name();
+  std::string overload = op.schema().overload_name();
+  for (const std::string_view suffix : {"grad_input", "_out", "out"}) {
+    if (!overload.ends_with(suffix)) continue;
+    overload.resize(overload.size() - suffix.size());
+    return has_tag(name, overload);
+  }
+  if (name.starts_with("aten::__i")) {
+    name.erase(name.find("__i") + 2, 1);
+    return has_tag(name, overload);
+  }
+  if (!name.ends_with('_') || name.ends_with("__")) return false;
+  name.pop_back();
+  return has_tag(name, overload);
+}
 
 bool is_foreach(std::string_view name) {
   return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_ada") ||
@@ -98,17 +141,21 @@ TypedCall pointwise(const OpCall& call) {
       if (!is_one(operand, dim)) is_wide[skipped + dim] = true;
     }
   }
+  const bool is_clone = call.schema().name() == "aten::clone";
   TypedCall operation;
+  Dims output(num_dims, "");
   for (const GlobalOperand& operand : call.operands()) {
     const size_t skipped = num_dims - operand.sizes.size();
     Dims dims;
     for (size_t dim = 0; dim < operand.sizes.size(); ++dim) {
-      dims.push_back(is_one(operand, dim) ? "" : letters[skipped + dim]);
+      // A cut of one element, of which one rank has all, is like any other unless it is broadcast. A clone gives it up:
+      // it may be squeezed in place.
+      const bool is_cut_one = !is_wide[skipped + dim] && operand.is_cut(dim) && !is_clone;
+      dims.push_back(is_one(operand, dim) && !is_cut_one ? "" : letters[skipped + dim]);
+      if (!dims.back().empty()) output[skipped + dim] = dims.back();
     }
     operation.inputs.push_back(std::move(dims));
   }
-  Dims output;
-  for (size_t dim = 0; dim < num_dims; ++dim) output.push_back(is_wide[dim] ? letters[dim] : "");
   operation.outputs.assign(call.schema().returns().size(), output);
   operation.terms = terms_of(call);
   if (base_name(call.schema().name()) == "copy" && call.schema().name().ends_with("_")) {
@@ -133,6 +180,7 @@ void add_pointwise_rules(RuleTable& rules) {
              "aten::fill_.Scalar",
              "aten::fill_.Tensor",
              "aten::where.self",
+             "aten::where.self_out",
              "aten::masked_fill",
              "aten::masked_fill_",
              "aten::native_dropout_backward",
@@ -147,6 +195,7 @@ void add_pointwise_rules(RuleTable& rules) {
              "aten::where.ScalarSelf",
              "aten::where.ScalarOther",
              "aten::threshold",
+             "aten::threshold_",
              "aten::threshold_backward",
              "aten::prelu",
              "aten::isposinf",

@@ -8,16 +8,15 @@ namespace {
 
 /// Windows that are drawn for each plane: random_samples [N, C, 2 or 3], with N = 1 for an input without a batch.
 TypedResult fractional_pool(const OpCall& call, int num_spatial) {
-  if (has_outs(call)) return std::nullopt;
   Labels labels;
-  Dims input = labels.of(call.sizes(0));
-  Dims samples = labels.of(call.sizes(1));
+  Dims input = labels.of(call.operand(0));
+  Dims samples = labels.of(call.operand(1));
   TypedCall operation;
   const size_t num_leading = input.size() - num_spatial;
   for (size_t dim = num_leading; dim < input.size(); ++dim) operation.whole += input[dim];
   operation.whole += samples[2];
-  samples[1] = input[num_leading - 1];
-  samples[0] = num_leading == 2 ? input[0] : "";
+  if (!samples[1].empty()) samples[1] = input[num_leading - 1];
+  if (!samples[0].empty()) samples[0] = num_leading == 2 ? input[0] : "";
   operation.inputs = {input, samples};
   input.resize(num_leading);
   input.resize(num_leading + num_spatial);

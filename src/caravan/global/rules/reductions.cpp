@@ -9,6 +9,7 @@
 #include "caravan/global/local_call.h"
 #include "caravan/global/rules/reduced.h"
 #include "caravan/global/rules/rules.h"
+#include "caravan/global/rules/shapes.h"
 
 namespace caravan {
 
@@ -24,7 +25,7 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
 
 TypedCall reduction(const OpCall& call, const std::vector<int64_t>& dims) {
   Labels labels;
-  TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
+  TypedCall operation{.inputs = {labels.of(call.operand(0))}};
   const bool keeps = call.index("keepdim") >= 0 && call.flag("keepdim");
   Dims output;
   for (int64_t dim = 0; dim < call.num_dims(0); ++dim) {
@@ -90,6 +91,14 @@ TypedResult count_nonzero(const OpCall& call) { return reduction(call, reduced_d
 
 /// NaN in a sum is not NaN in each summand: not linear.
 TypedResult nansum(const OpCall& call) { return reduction(call, reduced_dims(call)); }
+
+/// Counts, which are summed, unless the range is that of all elements.
+TypedResult histogram(const OpCall& call) {
+  TypedCall operation = reduction(call, identity_order(call.num_dims(0)));
+  operation.outputs = {{""}};
+  if (call.number("min") == call.number("max")) operation.whole = reduced_labels(operation);
+  return operation;
+}
 
 /// The products of all ranks, multiplied in their order.
 TypedResult prod(const OpCall& call) {
@@ -191,10 +200,17 @@ void add_reduction_rules(RuleTable& rules) {
   rules.add({"aten::mean", "aten::mean.dim"}, mean);
   rules.add("aten::count_nonzero", count_nonzero);
   rules.add({"aten::prod", "aten::prod.dim_int"}, prod);
-  rules.add("aten::var.correction", [](const OpCall& call) { return variance(call, false, false); });
-  rules.add("aten::std.correction", [](const OpCall& call) { return variance(call, true, false); });
-  rules.add("aten::var_mean.correction", [](const OpCall& call) { return variance(call, false, true); });
-  rules.add("aten::std_mean.correction", [](const OpCall& call) { return variance(call, true, true); });
+  rules.add({"aten::var.correction", "aten::var.correction_out"},
+            [](const OpCall& call) { return variance(call, false, false); });
+  rules.add({"aten::std.correction", "aten::std.correction_out"},
+            [](const OpCall& call) { return variance(call, true, false); });
+  rules.add({"aten::var_mean.correction", "aten::var_mean.correction_out"},
+            [](const OpCall& call) { return variance(call, false, true); });
+  rules.add({"aten::std_mean.correction", "aten::std_mean.correction_out"},
+            [](const OpCall& call) { return variance(call, true, true); });
+  rules.add("aten::histc", histogram);
+  rules.add("aten::linalg__powsum",
+            [](const OpCall& call) -> TypedResult { return reduction(call, reduced_dims(call)); });
   rules.add("aten::equal", equal);
   rules.add("aten::is_same_size", is_same_size);
   add_extreme_rules(rules);

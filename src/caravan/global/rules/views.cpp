@@ -12,9 +12,12 @@ namespace caravan {
 
 TypedCall reordered(const OpCall& call, const Sizes& order) {
   Labels labels;
-  TypedCall operation{.inputs = {labels.of(call.sizes(0))}, .terms = {{0}}};
+  TypedCall operation{.inputs = {labels.of(call.operand(0))}, .terms = {{0}}};
   Dims output;
   for (const int64_t dim : order) output.push_back(dim < 0 ? "" : operation.inputs[0][dim]);
+  for (size_t dim = 0; dim < operation.inputs[0].size(); ++dim) {  // dims of one element that are dropped
+    if (std::ranges::find(order, static_cast<int64_t>(dim)) == order.end()) operation.whole += operation.inputs[0][dim];
+  }
   operation.outputs = {output};
   return operation;
 }
