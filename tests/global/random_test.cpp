@@ -1,9 +1,11 @@
 #include <functional>
+#include <gmock/gmock.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/nn/functional/dropout.h>
 
+#include "caravan/base/error.h"
 #include "caravan/global/global.h"
 #include "tests/redistribute/denote.h"
 
@@ -106,6 +108,28 @@ TEST(GlobalRandom, multinomial) {
   }
   const at::Tensor all = std::get<0>(drawn(once, x, {{"a", 1}}, {}).sort(-1));
   EXPECT_TRUE(at::equal(all, at::arange(5).expand({6, 5})));
+}
+
+TEST(GlobalRandom, ops_without_a_rule_are_refused) {
+  on_mesh({{"a", 2}}, [&](const Mesh& mesh) {
+    const GlobalContext context(mesh);
+    for (const Layout& layout : {Layout{}, Layout{{"a", Shard{0}}}}) {
+      const at::Tensor x = distribute(random_tensor({6, 4}, 3).abs(), layout, context);
+      EXPECT_THROW(at::_standard_gamma(x), UsageError);
+      EXPECT_THROW(at::_sample_dirichlet(x), UsageError);
+      EXPECT_THROW(at::randint_like(x, at::scalar_tensor(5)), UsageError);
+    }
+    try {
+      at::_standard_gamma(distribute(at::ones({6}), {}, context));
+      ADD_FAILURE() << "each rank draws its own";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("aten::_standard_gamma"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("local_map()"));
+    }
+    // Without dropout, an op that might draw does not.
+    const at::Tensor x = distribute(random_tensor({2, 2, 3, 4}, 4), {}, context);
+    EXPECT_NO_THROW(at::scaled_dot_product_attention(x, x, x));
+  });
 }
 
 }  // namespace

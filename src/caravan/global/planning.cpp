@@ -134,7 +134,10 @@ class Planner {
     std::optional<TypedCall> operation;
     if (info_.rule != nullptr) operation = (*info_.rule)(call);
     if (info_.rule == nullptr && is_pointwise(op_)) operation = pointwise(call);
-    if (!operation) return plan_whole(operands, "has no rule");
+    if (!operation) {
+      refuse_draws(op_, arguments_);
+      return plan_whole(operands, "has no rule");
+    }
     if (!add_outs(*operation, call))
       return plan_whole(operands, "has no placement for an argument out= of other sizes");
     check_operation(*operation, operands);

@@ -84,7 +84,7 @@ at::Tensor Draws::of(Draw draw) const {
 }
 
 at::ScalarType type_like(LocalCall& local) {
-  const c10::IValue& dtype = local.argument("dtype");
+  const c10::IValue dtype = local.has_argument("dtype") ? local.argument("dtype") : c10::IValue();
   return dtype.isNone() ? local.tensor("self").scalar_type() : dtype.toScalarType();
 }
 

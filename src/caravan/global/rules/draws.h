@@ -35,7 +35,7 @@ class Draws {
   int64_t num_local_ = 1;
 };
 
-/// The type that an op ..._like makes: its argument dtype, or that of self.
+/// The type that an op ..._like makes: its argument dtype, or that of self. An argument out= is cast to its own.
 at::ScalarType type_like(LocalCall& local);
 
 }  // namespace caravan

@@ -48,9 +48,9 @@ TypedResult each_element(const OpCall& call, Draw draw, const Transform& transfo
   TypedCall operation = pointwise(call);
   operation.terms.clear();
   const bool is_in_place = call.schema().arguments().front().alias_info() != nullptr;
-  if (call.index("out") >= 0) return std::nullopt;
   std::vector<int64_t> sizes(operation.outputs.at(0).size(), 1);
-  for (const GlobalOperand& operand : call.operands()) {
+  for (int i = 0; i < call.num_read(); ++i) {
+    const GlobalOperand& operand = call.operand(i);
     const size_t skipped = sizes.size() - operand.sizes.size();
     for (size_t dim = 0; dim < operand.sizes.size(); ++dim) {
       if (operand.sizes[dim] != 1) sizes[skipped + dim] = operand.sizes[dim];
@@ -250,7 +250,7 @@ TypedResult counted(const OpCall& call, const std::vector<std::string>& names,
   auto operation = each_element(call, Draw::uniform, {});
   if (!operation) return operation;
   std::vector<int64_t> sizes = call.sizes(0);
-  if (call.num_operands() == 2 && call.sizes(1) != sizes) return std::nullopt;
+  if (call.num_read() == 2 && call.sizes(1) != sizes) return std::nullopt;
   operation->kernel = [=](LocalCall& local) {
     const Draws draws(local.state(), local.placing().outputs.at(0), sizes);
     std::vector<at::Tensor> values;
@@ -269,7 +269,6 @@ TypedResult counted(const OpCall& call, const std::vector<std::string>& names,
 
 /// Each row is drawn on its own: with replacement by inversion, else as the first of exponential clocks.
 TypedResult multinomial(const OpCall& call) {
-  if (call.index("out") >= 0) return std::nullopt;
   Labels labels;
   TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
   operation.whole = operation.inputs[0].back();

@@ -1,4 +1,8 @@
+#include <algorithm>
 #include <string>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/jit_type.h>
 
 #include "caravan/base/error.h"
 #include "caravan/global/rules/rules.h"
@@ -31,7 +35,31 @@ TypedResult resize(const OpCall& call) {
   return operation;
 }
 
+/// Whether the op draws nothing with these arguments: no dropout, or no training.
+bool draws_nothing(const c10::FunctionSchema& schema, const c10::IValue* arguments) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    const bool is_rate = name == "dropout_p" || name == "dropout" || name == "p";
+    if (is_rate && arguments[i].isDouble() && arguments[i].toDouble() == 0) return true;
+    if ((name == "train" || name == "training") && arguments[i].isBool() && !arguments[i].toBool()) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+void refuse_draws(const c10::OperatorHandle& op, const c10::IValue* arguments) {
+  const c10::FunctionSchema& schema = op.schema();
+  const bool has_generator = std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return argument.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()));
+  });
+  if (!has_generator && !op.hasTag(at::Tag::nondeterministic_seeded)) return;
+  if (draws_nothing(schema, arguments)) return;
+  throw UsageError({"global", c10::toString(op.operator_name()),
+                    "draws random numbers and has no rule: each process would draw others from its own generator", "",
+                    "draw for each piece by local_map(), or a plain tensor from one seed on all ranks, and "
+                    "distribute() it"});
+}
 
 void add_refusals(RuleTable& rules) {
   // Of lists of tensors, but not pointwise: on whole tensors.

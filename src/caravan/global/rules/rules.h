@@ -12,6 +12,9 @@ TypedCall pointwise(const OpCall& call);
 /// Ops on lists of tensors, each element of which is a pointwise op: _foreach_ and _fused_.
 bool is_foreach(std::string_view name);
 
+/// Throws UsageError for an op without a rule that draws random numbers.
+void refuse_draws(const c10::OperatorHandle& op, const c10::IValue* arguments);
+
 // The rules of each file of this folder.
 void add_pointwise_rules(RuleTable& rules);
 void add_creation_rules(RuleTable& rules);
