@@ -165,6 +165,8 @@ TEST(GlobalCorners, WritesToViewsOfMovedTensors) {
   const auto write = [](const at::Tensor& x) {
     const at::NoGradGuard no_grad;
     x[5].fill_(7);
+    x.narrow(0, 4, 1).copy_(x.narrow(0, 1, 1));
+    x.narrow(1, 1, 1).copy_(x.narrow(1, 3, 1));
     x.slice(0, 1, 4).select(1, 2).mul_(2);
     x.slice(0, 0, 3).add_(x.slice(0, 3, 6));
     x.t()[1].zero_();

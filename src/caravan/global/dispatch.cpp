@@ -403,6 +403,7 @@ class PieceCall {
         result->origin = slot.meta->origin;
       } else if (solution.any_moved) {
         result->origin = origin_of(slot.tensor, pieces_[i], solution.operands[i]);
+        result->is_aliased = true;  // with what its origin keeps
       }
     }
   }
