@@ -7,6 +7,22 @@
 namespace caravan {
 namespace {
 
+/// Of each dim of the batch: whether it has one element in all operands, and is cut in one of them.
+std::vector<bool> cut_ones(const OpCall& call, const Sizes& core, int64_t num_batch_dims) {
+  std::vector<bool> are_cut(num_batch_dims, false);
+  std::vector<bool> are_wide(num_batch_dims, false);
+  for (size_t i = 0; i < core.size(); ++i) {
+    const int64_t own = call.num_dims(i) - core[i];
+    for (int64_t dim = 0; dim < own; ++dim) {
+      const int64_t at = num_batch_dims - own + dim;
+      if (call.operand(i).sizes[dim] != 1) are_wide[at] = true;
+      if (call.operand(i).is_cut(dim)) are_cut[at] = true;
+    }
+  }
+  for (size_t at = 0; at < are_cut.size(); ++at) are_cut[at] = are_cut[at] && !are_wide[at];
+  return are_cut;
+}
+
 /// Ops on the last dims of each operand, which they need whole; the dims before are a batch, broadcast from the right.
 /// `core`: the number of last dims of each operand; `results`: that of each output.
 TypedResult batched(const OpCall& call, const Sizes& core, const Sizes& results) {
@@ -19,6 +35,7 @@ TypedResult batched(const OpCall& call, const Sizes& core, const Sizes& results)
   }
   Labels labels;
   const Dims batch = labels.next(num_batch_dims);
+  const std::vector<bool> are_cut_ones = cut_ones(call, core, num_batch_dims);
   Dims wide(num_batch_dims, "");
   TypedCall operation;
   for (int64_t i = 0; i < num_operands; ++i) {
@@ -27,7 +44,8 @@ TypedResult batched(const OpCall& call, const Sizes& core, const Sizes& results)
     Dims dims;
     for (int64_t dim = 0; dim < call.num_dims(i); ++dim) {
       std::string label = dim < own ? batch[num_batch_dims - own + dim] : std::string(1, labels.next());
-      if (sizes[dim] == 1) label = "";
+      const bool is_cut_one = dim < own && are_cut_ones[num_batch_dims - own + dim];
+      if (sizes[dim] == 1 && !is_cut_one) label = "";
       if (dim < own && !label.empty()) wide[num_batch_dims - own + dim] = label;
       if (dim >= own) operation.whole += label;
       dims.push_back(std::move(label));

@@ -8,7 +8,7 @@ namespace {
 /// Ops along dim `dim`, which they need whole; all operands have the sizes of the first, and so have all outputs.
 TypedCall along_one_dim(const OpCall& call, int64_t dim) {
   Labels labels;
-  TypedCall operation{.inputs = {labels.of(call.sizes(0))}};
+  TypedCall operation{.inputs = {labels.of(call.operand(0))}};
   if (dim < call.num_dims(0) && dim >= 0) operation.whole = operation.inputs[0][dim];
   operation.outputs.assign(call.schema().returns().size(), operation.inputs[0]);
   return operation;
