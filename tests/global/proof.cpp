@@ -31,11 +31,20 @@ struct RankRun {
   std::string failure;
 };
 
-void note(RankRun& run, const Solution& solution) {
+/// Whether operands were moved. One without elements stays as it is, wherever it lies.
+bool moves(const ProofCase& proof, const Solution& solution) {
+  if (solution.is_moved.size() != proof.operands().size()) return solution.any_moved;
+  for (size_t i = 0; i < solution.is_moved.size(); ++i) {
+    if (solution.is_moved[i] && proof.operands()[i].value.numel() > 0) return true;
+  }
+  return false;
+}
+
+void note(RankRun& run, const ProofCase& proof, const Solution& solution) {
   const bool has_rule = !solution.placing.operands.empty() || solution.why_whole.empty();
   const Way way = !has_rule ? Way::whole : solution.why_whole.empty() ? Way::rule : Way::gathered;
   run.way = run.way == Way::plain ? way : std::max(run.way, way);
-  run.moves = run.moves || solution.any_moved;
+  run.moves = run.moves || moves(proof, solution);
   run.is_cut = run.is_cut ||
                std::ranges::any_of(solution.placing.cuts, [](const AxisCut& each) { return !each.cut.is_whole(); });
   // Ops on lists have a placing for each element, which is not kept.
@@ -78,7 +87,7 @@ class Prover {
       const at::Tensor piece = piece_of(proof_.operands()[i].value, assignment[i], axes_, rank_, 50 + i);
       tensors.push_back(global(piece, assignment[i], context_));
     }
-    context_.state()->watch([&run](const OpInfo&, const Solution& solution) { note(run, solution); });
+    context_.state()->watch([&](const OpInfo&, const Solution& solution) { note(run, proof_, solution); });
     ProofCase::Cotangent cotangent;
     if (proof_.has_gradients()) {
       cotangent = [&](size_t i, const at::Tensor& value) {
@@ -240,6 +249,13 @@ void count_run(ProofCount& count, const ProofRun& run) {
   }
 }
 
+/// Without elements, any placement is right.
+bool has_elements(const std::vector<c10::IValue>& values) {
+  return std::ranges::any_of(values, [](const c10::IValue& value) {
+    return !value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() > 0;
+  });
+}
+
 /// Of the runs that moved an operand: what the pieces would have given as they were.
 void count_conservative(ProofCount& count, const ProofCase& proof, const std::vector<ProofRun>& runs,
                         const Axes& axes) {
@@ -247,7 +263,7 @@ void count_conservative(ProofCount& count, const ProofCase& proof, const std::ve
   for (const ProofRun& run : runs) {
     if (!run.refusal.empty() || !run.failure.empty() || run.way == Way::plain) continue;
     if (has_whole_only(run.assignment)) continue;
-    if (run.way == Way::rule && !run.moves) {
+    if (run.way != Way::whole && !run.moves) {
       ++count.right_on_pieces;
     } else {
       tried.push_back(run.assignment);
@@ -296,7 +312,9 @@ std::map<std::string, ProofCount> prove_ops(const Axes& axes, const ProofLimits&
       ADD_FAILURE() << proof.text() << " with " << assignment_text(run.assignment) << " on " << num_ranks(axes)
                     << " ranks" << (run.moves ? ", operands moved" : "") << "\n  " << run.failure;
     }
-    if (limits.tries_pieces && proof.is_determined()) count_conservative(count, proof, runs, axes);
+    if (limits.tries_pieces && proof.is_determined() && has_elements(proof.reference().values)) {
+      count_conservative(count, proof, runs, axes);
+    }
     if (told > 1 && !is_verbose()) std::cout << name << ": " << told << " assignments of this sample failed\n";
   }
   return counts;

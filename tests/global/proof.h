@@ -35,7 +35,8 @@ const std::vector<OpSample>& proof_samples();
 std::vector<ProofRun> prove(const ProofCase& proof, const Axes& axes, const std::vector<Assignment>& assignments);
 
 /// Whether the op, called on the raw pieces of each assignment as they are, gives the right values, and gradients,
-/// under some placement of each output on the one axis. By brute force, without the library, in processes of their own.
+/// under some placement of each output on the one axis: for the values of the sample and for others, since a tensor of
+/// zeros is right under many placements. By brute force, without the library, in processes of their own.
 std::vector<bool> are_right_on_pieces(const ProofCase& proof, const Axes& axes,
                                       const std::vector<Assignment>& assignments);
 

@@ -131,20 +131,10 @@ ProofCase::ProofCase(const OpSample& sample) : sample_(&sample) {
     int element = 0;
     for (const c10::IValue& each : arguments[i].toListRef()) add(each, i, element++);
   }
-  std::vector<at::Tensor> tensors;
-  std::vector<bool> all;
-  for (const ProofOperand& operand : operands_) {
-    tensors.push_back(operand.value.clone());
-    all.push_back(is_continuous(operand.value));
-  }
-  reference_ = call(tensors, nullptr);
-  for (const c10::IValue& value : reference_.values) {
-    written_.push_back(-1);
-    for (size_t i = 0; value.isTensor() && value.toTensor().defined() && i < operands_.size(); ++i) {
-      if (operands_[i].is_written && value.toTensor().is_same(tensors[i])) written_.back() = static_cast<int>(i);
-    }
-  }
+  find_reference();
   if (!is_determined()) return;
+  std::vector<bool> all;
+  for (const ProofOperand& operand : operands_) all.push_back(is_continuous(operand.value));
   if (find_gradients(all)) return;
   // Some operand has no derivative: those that have one alone.
   std::vector<bool> chosen(all.size(), false);
@@ -155,6 +145,27 @@ ProofCase::ProofCase(const OpSample& sample) : sample_(&sample) {
   }
   has_gradients_ = false;
   find_gradients(chosen);
+}
+
+ProofCase ProofCase::with_values(const std::vector<at::Tensor>& values) const {
+  ProofCase other = *this;
+  for (size_t i = 0; i < values.size(); ++i) other.operands_[i].value = values[i];
+  other.find_reference();
+  if (has_gradients_) other.find_gradients(needs_gradient_);
+  return other;
+}
+
+void ProofCase::find_reference() {
+  std::vector<at::Tensor> tensors;
+  for (const ProofOperand& operand : operands_) tensors.push_back(operand.value.clone());
+  reference_ = call(tensors, nullptr);
+  written_.clear();
+  for (const c10::IValue& value : reference_.values) {
+    written_.push_back(-1);
+    for (size_t i = 0; value.isTensor() && value.toTensor().defined() && i < operands_.size(); ++i) {
+      if (operands_[i].is_written && value.toTensor().is_same(tensors[i])) written_.back() = static_cast<int>(i);
+    }
+  }
 }
 
 std::string ProofCase::name() const {

@@ -30,6 +30,8 @@ class ProofCase {
  public:
   /// Calls the op on plain tensors, also with gradients. Throws what the op throws.
   explicit ProofCase(const OpSample& sample);
+  /// The same call with these values of the operands. Throws what the op throws.
+  ProofCase with_values(const std::vector<at::Tensor>& values) const;
 
   const OpSample& sample() const noexcept { return *sample_; }
   std::string name() const;
@@ -51,6 +53,7 @@ class ProofCase {
 
  private:
   std::vector<c10::IValue> values_of(const std::vector<at::Tensor>& tensors) const;
+  void find_reference();
   bool find_gradients(std::vector<bool> needs_gradient);
 
   const OpSample* sample_;

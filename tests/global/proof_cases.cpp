@@ -1,12 +1,13 @@
 // Proves the rules of global tensors by the recorded calls of ATen ops: each under every placement against the same
 // call on plain tensors. CARAVAN_PROOF_OPS="aten::gather,aten::sort" limits it to some ops, CARAVAN_PROOF_VERBOSE=1
-// prints all failures and the table.
+// prints all failures and the table. conservative.txt lists the ops that move operands without need;
+// CARAVAN_WRITE_DOCS=1 writes its counts.
 #include <cstdlib>
 #include <iostream>
 
 #include <gtest/gtest.h>
 
-#include "tests/global/proof.h"
+#include "tests/global/proof_list.h"
 
 namespace caravan::testing::proof_cases {
 namespace {
@@ -38,9 +39,10 @@ TEST_P(RuleProof, gives_what_plain_tensors_give) {
   ProofLimits limits;
   limits.tries_pieces = part.num_ranks == 2;
   if (part.num_ranks == 4) limits = {6, 3, false};
-  const auto counts =
-      prove_ops(axes_of(part.num_ranks), limits, [&](const std::string& op) { return group_of(op) == part.group; });
+  const auto has = [&](const std::string& op) { return group_of(op) == part.group; };
+  const auto counts = prove_ops(axes_of(part.num_ranks), limits, has);
   if (std::getenv("CARAVAN_PROOF_VERBOSE") != nullptr && !counts.empty()) std::cout << proof_table(counts);
+  if (limits.tries_pieces && std::getenv("CARAVAN_PROOF_OPS") == nullptr) check_conservative(counts, has);
 }
 
 std::vector<Part> parts(int num_ranks) {
