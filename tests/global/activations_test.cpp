@@ -45,11 +45,13 @@ const std::vector<std::pair<std::string, Activation>>& activations() {
       {"glu", [](const at::Tensor& x) { return at::glu(x, 1); }},
       {"softmax", [](const at::Tensor& x) { return at::softmax(x, 1); }},
       {"log_softmax", [](const at::Tensor& x) { return at::log_softmax(x, 1); }},
-      {"hardswish_", [](const at::Tensor& x) {
+      {"hardswish_",
+       [](const at::Tensor& x) {
          at::Tensor y = x * 2;
          return at::hardswish_(y);
        }},
-      {"leaky_relu_", [](const at::Tensor& x) {
+      {"leaky_relu_",
+       [](const at::Tensor& x) {
          at::Tensor y = x * 2;
          return at::leaky_relu_(y, 0.1);
        }},

@@ -196,6 +196,27 @@ TypedResult split_parts(const OpCall& call) {
   return operation;
 }
 
+/// a * sigmoid(b) of the halves of a dim, which may be cut in two blocks.
+TypedResult gated(const OpCall& call) {
+  const int self = call.operand_of("self");
+  const int64_t dim = call.dim("dim", self);
+  Labels labels;
+  TypedCall operation;
+  Dims dims = labels.of(call.sizes(self));
+  const Blocks blocks = blocks_of(call.sizes(self)[dim], call.sizes(self)[dim] / 2, labels, operation);
+  Dims half = dims;
+  dims[dim] = blocks.dim;
+  half[dim] = call.sizes(self)[dim] == 2 ? "" : std::string(1, blocks.unit);
+  operation.inputs = {dims};
+  operation.outputs = {half};
+  if (call.index("grad_output") >= 0) {
+    operation.inputs = {half, dims};
+    operation.outputs = {dims};
+    operation.terms = {{0}};
+  }
+  return operation;
+}
+
 // ---- several tensors as one ----
 
 /// Tensors one after another along a dim. It can be cut into the parts that divide all of them.
@@ -262,6 +283,7 @@ void add_part_rules(RuleTable& rules) {
   rules.add({"aten::split.Tensor", "aten::split_copy.Tensor", "aten::split_with_sizes", "aten::split_with_sizes_copy",
              "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"},
             split_parts);
+  rules.add({"aten::glu", "aten::glu_backward"}, gated);
   rules.add({"aten::cat", "aten::concat"}, cat);
   rules.add({"aten::stack", "aten::_stack"}, stack);
 }

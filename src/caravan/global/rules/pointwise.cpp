@@ -199,6 +199,7 @@ void add_pointwise_rules(RuleTable& rules) {
              "aten::threshold_backward",
              "aten::prelu",
              "aten::_prelu_kernel",
+             "aten::_prelu_kernel_backward",
              "aten::hardswish",
              "aten::hardswish_",
              "aten::hardswish_backward",

@@ -1,3 +1,6 @@
+#include <ATen/core/Tensor.h>
+
+#include "caravan/global/local_call.h"
 #include "caravan/global/rules/rules.h"
 
 namespace caravan {
@@ -20,7 +23,17 @@ std::optional<TypedCall> added(const OpCall& call, const std::vector<Dims>& fact
   operation.inputs.insert(operation.inputs.end(), factors.begin(), factors.end());
   operation.outputs = {result};
   operation.terms = {{0}, {1, 2}};
-  // beta = 0 ignores the bias, which may be anything.
+  return operation;
+}
+
+/// ATen does not broadcast the bias where a piece of the matrix has no columns.
+std::optional<TypedCall> added_to_vector(const OpCall& call) {
+  auto operation = added(call, {{"m", "k"}, {"k"}}, {"m"});
+  if (call.sizes(0) == std::vector<int64_t>{call.sizes(1)[0]}) return operation;
+  operation->kernel = [](LocalCall& local) {
+    local.argument("self") = local.tensor("self").expand({local.tensor("mat").size(0)});
+    local.run();
+  };
   return operation;
 }
 
@@ -41,9 +54,7 @@ void add_product_rules(RuleTable& rules) {
     }
     return operation;
   });
-  rules.add({"aten::addmv", "aten::addmv_"}, [](const OpCall& call) {
-    return added(call, {{"m", "k"}, {"k"}}, {"m"});
-  });
+  rules.add({"aten::addmv", "aten::addmv_"}, added_to_vector);
   rules.add({"aten::baddbmm", "aten::baddbmm_"}, [](const OpCall& call) {
     return added(call, {{"b", "m", "k"}, {"b", "k", "n"}}, {"b", "m", "n"});
   });
