@@ -54,8 +54,8 @@ std::vector<Part> parts(int num_ranks) {
 std::string part_name(const ::testing::TestParamInfo<Part>& info) { return "part" + std::to_string(info.param.group); }
 
 INSTANTIATE_TEST_SUITE_P(RuleProofOn2, RuleProof, ::testing::ValuesIn(parts(2)), part_name);
-INSTANTIATE_TEST_SUITE_P(DISABLED_RuleProofOn3, RuleProof, ::testing::ValuesIn(parts(3)), part_name);
-INSTANTIATE_TEST_SUITE_P(DISABLED_RuleProofOn2x2, RuleProof, ::testing::ValuesIn(parts(4)), part_name);
+INSTANTIATE_TEST_SUITE_P(RuleProofOn3, RuleProof, ::testing::ValuesIn(parts(3)), part_name);
+INSTANTIATE_TEST_SUITE_P(RuleProofOn2x2, RuleProof, ::testing::ValuesIn(parts(4)), part_name);
 
 }  // namespace
 }  // namespace caravan::testing::proof_cases

@@ -57,9 +57,9 @@ class PieceCall {
       if (slot.meta != nullptr && slot.meta->root.power != 0) take_root(*slot.meta);
     }
     check_plain();
-    const std::shared_ptr<const Solution> solution = find_solution();
-    state_->tell(*info_, *solution);
-    run(*solution);
+    const Solution& solution = find_solution();
+    state_->tell(*info_, solution);
+    run(solution);
   }
 
  private:
@@ -135,14 +135,15 @@ class PieceCall {
     return key;
   }
 
-  std::shared_ptr<const Solution> find_solution() {
+  /// Lives until another call of the op is planned, which pieces do not do.
+  const Solution& find_solution() {
     const CallKey key = this->key();
     const std::span<const int64_t> span(key.data(), key.size());
-    if (info_->last != nullptr && KeyEqual()(info_->last->first, span)) return info_->last->second;
+    if (info_->last != nullptr && KeyEqual()(info_->last->first, span)) return *info_->last->second;
     const auto found = info_->solutions.find(span);
     if (found != info_->solutions.end()) {
       info_->last = &*found;
-      return found->second;
+      return *found->second;
     }
     std::vector<GlobalOperand> operands;
     for (const Slot& slot : slots_) operands.push_back(operand_of(slot));
@@ -153,7 +154,7 @@ class PieceCall {
       info_->solutions.clear();
     }
     info_->solutions.emplace(std::vector<int64_t>(key.begin(), key.end()), solution);
-    return solution;
+    return *solution;
   }
 
   GlobalOperand operand_of(const Slot& slot) const {

@@ -208,9 +208,7 @@ at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Plac
   Strides strides(given.begin(), given.end());
   if (given.size() != sizes.size()) strides = placed->is_even ? strides_like(piece, sizes) : row_major(sizes);
   impl->set_sizes_and_strides(sizes, strides);
-  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(
-      "a global tensor has no memory of its own: to print, save or read elements, use caravan::full(t), the whole "
-      "tensor (every rank calls it), or caravan::local(t), this rank's piece");
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_("use full(t)");  // short enough to allocate nothing
   impl->set_backend_meta(c10::make_intrusive<PieceMeta>(piece, placed, state));
   return at::Tensor(std::move(impl));
 }

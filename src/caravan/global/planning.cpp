@@ -101,12 +101,12 @@ bool keeps_sums(at::ScalarType from, at::ScalarType to) {
                                                                  : !c10::isIntegralType(to, true);
 }
 
-/// No sum goes through ints that are places and not amounts, nor through a change of dtype that does not keep it.
+/// No sum goes through a change of dtype that does not keep it.
 void drop_terms_of_casts(const OpCall& call, TypedCall& operation) {
   std::vector<at::ScalarType> results;
   if (call.has("dtype")) results.push_back(call.value("dtype").toScalarType());
   for (const GlobalOperand& operand : call.operands()) {
-    if (operand.is_written) results.push_back(operand.dtype);
+    if (operand.is_written && !call.schema().arguments()[operand.argument].is_out()) results.push_back(operand.dtype);
   }
   for (const std::vector<int>& term : operation.terms) {
     for (const int i : term) {
