@@ -4,7 +4,9 @@
 #include <thread>
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -99,11 +101,73 @@ TEST(GlobalCorners, WhatIsMovedHasMemoryOfItsOwn) {
       redistribute(x, to).mul_(2);
       EXPECT_TRUE(at::equal(full(x), ones)) << to.to_string();
     }
-    // A piece that the caller has follows what is written, also if the op wants another layout.
-    const at::Tensor x = distribute(ones, {}, context);
-    const at::Tensor piece = local(x);
-    x.add_(distribute(ones, kRows, context));
-    EXPECT_TRUE(at::equal(piece, 2 * ones));
+  });
+}
+
+/// A rank that reads its piece alone plans as the others do.
+TEST(GlobalCorners, ReadingAPieceIsNoCollective) {
+  const at::Tensor values = random_tensor({4}, 3);
+  const at::Tensor input = random_tensor({6, 4}, 4);
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor parameter = distribute(values.clone().requires_grad_(), {}, context);
+    const at::Tensor data = distribute(input, kRows, context);
+    (data * parameter).sum().backward();
+    if (context.mesh().rank() == 0) {
+      EXPECT_TRUE(is_close(local(parameter.grad()), input.sum(0)));
+    }
+    (data * parameter).sum().backward();
+    EXPECT_TRUE(is_close(full(parameter.grad()), 2 * input.sum(0)));
+  });
+}
+
+/// The same op with numbers of other meaning is planned anew.
+TEST(GlobalCorners, NumbersThatMatter) {
+  const at::Tensor values = random_tensor({6, 4}, 3);
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor x = distribute(values, kRows, context);
+    EXPECT_TRUE(at::equal(full(x.histc(10, 2, 3)), values.histc(10, 2, 3)));
+    EXPECT_TRUE(at::equal(full(x.histc(10, 5, 5)), values.histc(10, 5, 5)));
+    const at::Tensor complex = values.to(at::kComplexDouble);
+    const at::Tensor mask = values.sum(0) > 0;
+    for (const double number : {0., 5., 1.}) {
+      const c10::complex<double> fill(number, 0);
+      const at::Tensor sum = distribute(complex, kRows, context).sum(0);
+      EXPECT_LT((full(sum.masked_fill(distribute(mask, {}, context), fill)) - complex.sum(0).masked_fill(mask, fill))
+                    .abs()
+                    .max()
+                    .item<double>(),
+                1e-12);
+    }
+  });
+}
+
+/// Each leaf has a gradient of its own, though backward hands both the same.
+TEST(GlobalCorners, GradientsOfTwoPieces) {
+  const at::Tensor values = random_tensor({4}, 3);
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor a = distribute(values.clone().requires_grad_(), kRows, context);
+    const at::Tensor b = distribute(values.clone().requires_grad_(), kRows, context);
+    (local(a) + local(b)).sum().backward();
+    {
+      const at::NoGradGuard no_grad;
+      a.grad().mul_(3);
+    }
+    EXPECT_TRUE(is_close(full(a.grad()), at::full({4}, 3., at::kDouble)));
+    EXPECT_TRUE(is_close(full(b.grad()), at::ones({4}, at::kDouble)));
+  });
+}
+
+TEST(GlobalCorners, OneMatrixForABatchOfEquations) {
+  const at::Tensor matrix = random_tensor({3, 3}, 1) + 4 * at::eye(3, at::kDouble);
+  const at::Tensor right = random_tensor({4, 3, 2}, 2);
+  const at::Tensor a = matrix.clone().requires_grad_();
+  at::linalg_solve(a, right).square().sum().backward();
+  on_two([&](const GlobalContext& context) {
+    const at::Tensor own = distribute(matrix.clone().requires_grad_(), {}, context);
+    const at::Tensor x = at::linalg_solve(own, distribute(right, kRows, context));
+    EXPECT_TRUE(is_close(full(x.detach()), at::linalg_solve(matrix, right)));
+    x.square().sum().backward();
+    EXPECT_TRUE(is_close(full(own.grad()), a.grad()));
   });
 }
 
@@ -182,6 +246,12 @@ TEST(GlobalCorners, WritesToViewsOfMovedTensors) {
       const at::Tensor row = x.select(where["tp"].dim(), 0);
       x.add_(1);
       EXPECT_THAT(message_of<UsageError>([&] { row.fill_(0); }), HasSubstr("take the view anew"));
+      EXPECT_THAT(message_of<UsageError>([&] { row + 1; }), HasSubstr("was written since"));
+      // Or what was written to another view of the same memory.
+      const at::Tensor alias = x.detach();
+      const at::Tensor again = x.select(where["tp"].dim(), 0);
+      alias.add_(1);
+      EXPECT_THAT(message_of<UsageError>([&] { again.fill_(0); }), HasSubstr("take the view anew"));
     }
     torch::nn::Embedding table{nullptr};
     {
@@ -200,6 +270,9 @@ TEST(GlobalCorners, CopiesOfLists) {
       at::_foreach_copy_(to, {distribute(values, kRows, context)});
       EXPECT_TRUE(at::equal(full(to[0]), values)) << where.to_string();
     }
+    const std::vector<at::Tensor> ints{distribute(at::zeros({}, at::kLong), {}, context)};
+    at::_foreach_copy_(ints, {distribute(at::tensor({0.6, 0.6}), kRows, context).sum()});
+    EXPECT_EQ(full(ints[0]).item<int64_t>(), 1);
   });
 }
 

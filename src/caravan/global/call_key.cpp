@@ -25,9 +25,7 @@ void add_integers(CallKey& key, const c10::IValue& value) {
 int64_t number_class(const c10::IValue& value) {
   if (!value.isScalar()) return value.isNone() ? 3 : 2;
   const c10::Scalar number = value.toScalar();
-  if (number.isComplex() || number.isBoolean()) return 2;
-  const double x = number.toDouble();
-  return x == 0 ? 0 : x == 1 ? 1 : 2;
+  return number.equal(0) ? 0 : number.equal(1) ? 1 : 2;
 }
 
 int64_t text_class(const c10::IValue& value) {
@@ -36,10 +34,15 @@ int64_t text_class(const c10::IValue& value) {
 
 }  // namespace
 
-void add_to_key(CallKey& key, OpInfo::Kind kind, const c10::IValue& value) {
-  if (kind == OpInfo::Kind::integers) add_integers(key, value);
-  if (kind == OpInfo::Kind::number) key.push_back(number_class(value));
-  if (kind == OpInfo::Kind::text) key.push_back(text_class(value));
+void add_to_key(CallKey& key, const std::vector<OpInfo::Kind>& kinds, const c10::IValue* arguments, size_t i) {
+  const c10::IValue& value = arguments[i];
+  if (kinds[i] == OpInfo::Kind::integers) add_integers(key, value);
+  if (kinds[i] == OpInfo::Kind::text) key.push_back(text_class(value));
+  if (kinds[i] != OpInfo::Kind::number) return;
+  const bool is_second =
+      i > 0 && kinds[i - 1] == OpInfo::Kind::number && value.isScalar() && arguments[i - 1].isScalar();
+  const bool is_same = is_second && value.toScalar().toComplexDouble() == arguments[i - 1].toScalar().toComplexDouble();
+  key.push_back(2 * number_class(value) + (is_same ? 1 : 0));
 }
 
 void add_to_key(CallKey& key, const at::Tensor& tensor, const PieceMeta* meta, int argument, int element) {

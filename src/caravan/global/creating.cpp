@@ -59,6 +59,7 @@ at::Tensor created(Filled filled, const c10::FunctionSchema& schema, const c10::
   const c10::IValue value = argument("fill_value");
   const auto absent = [&] {
     if (!value.isScalar() || value.toScalar().isFloatingPoint()) return c10::get_default_dtype_as_scalartype();
+    if (value.toScalar().isComplex()) return c10::typeMetaToScalarType(c10::get_default_complex_dtype());
     return value.toScalar().type();
   };
   const auto options = at::TensorOptions()

@@ -104,11 +104,7 @@ class PieceCall {
     const GlobalOptions& options = state_->options();
     for (const Slot& slot : slots_) {
       if (slot.meta != nullptr) {
-        if (info_->is_written[slot.argument] && !may_write(*slot.meta)) {
-          refuse(*info_,
-                 "writes to a view of a tensor that was redistributed to make it, so that the write would be lost",
-                 "redistribute the tensor before the view is taken, or take the view anew", *state_);
-        }
+        if (slot.meta->origin != nullptr) check_view(slot);
         continue;
       }
       if (options.is_strict && slot.tensor.numel() > 1 && !is_uniform(slot.tensor)) {
@@ -121,6 +117,17 @@ class PieceCall {
     }
   }
 
+  /// A view of a tensor that was moved to make it sees nothing of later writes to that, and its own may undo others'.
+  void check_view(const Slot& slot) const {
+    const bool writes = info_->is_written[slot.argument];
+    const bool is_alone = std::ranges::count(info_->is_written, true) == 1 && slot.element < 0;
+    if (is_current(*slot.meta) && (!writes || (is_alone && may_write(*slot.meta)))) return;
+    refuse(*info_,
+           fmt::format("{} a view of a tensor that was redistributed to make it, {}", writes ? "writes to" : "reads",
+                       writes ? "so that other writes since would be lost" : "and was written since"),
+           "redistribute the tensor before the view is taken, or take the view anew", *state_);
+  }
+
   /// What zeros() and its like make in a module's forward: of one value, which is no part of anything.
   static bool is_uniform(const at::Tensor& tensor) {
     return !tensor.is_meta() && tensor.eq(tensor.flatten()[0]).all().item<bool>();
@@ -130,7 +137,7 @@ class PieceCall {
 
   CallKey key() {
     CallKey key;
-    for (size_t i = 0; i < num_arguments_; ++i) add_to_key(key, info_->arguments[i], argument(i));
+    for (size_t i = 0; i < num_arguments_; ++i) add_to_key(key, info_->arguments, &argument(0), i);
     for (const Slot& slot : slots_) add_to_key(key, slot.tensor, slot.meta, slot.argument, slot.element);
     return key;
   }
@@ -299,6 +306,7 @@ class PieceCall {
     for (size_t i = 0; i < slots_.size(); ++i) {
       if (slots_[i].meta == nullptr || !solution.is_written[i]) continue;
       ++slots_[i].meta->num_writes;
+      ++state_->num_writes();
       write_to_origin(*slots_[i].meta);
     }
   }
@@ -358,7 +366,7 @@ class PieceCall {
     meta->is_parameter = meta_of(tensor)->is_parameter;
     meta->is_aliased = true;
     meta->origin = meta_of(tensor)->origin;
-    if (solution.any_moved) meta->origin = std::make_shared<ViewOrigin>();  // of nothing: it cannot be written to
+    if (solution.any_moved) meta->origin = std::make_shared<ViewOrigin>();  // it cannot be written to
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(result.sizes(), result.strides());
     impl->set_backend_meta(result.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());

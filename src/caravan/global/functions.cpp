@@ -112,9 +112,7 @@ struct Local : torch::autograd::Function<Local> {
                             const KeptPtr& gradient) {
     context->saved_data["own"] = c10::IValue::make_capsule(own);
     context->saved_data["gradient"] = c10::IValue::make_capsule(gradient);
-    PieceMeta* meta = meta_of(tensor);
-    meta->is_aliased = true;  // the caller has its memory
-    return meta->piece.detach();
+    return meta_of(tensor)->piece.detach();
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients);
 };
@@ -142,7 +140,9 @@ variable_list Local::backward(AutogradContext* context, const variable_list& gra
   if (is_differentiated_again(gradients[0])) {
     return {FromPiece::apply(gradients[0], pointer(of), pointer(kept(context, "own"))), {}, {}};
   }
-  return {wrap_piece(gradients[0], of.sizes, of.placed, of.state), {}, {}};
+  // Another leaf may get the same gradient, and each is written by itself.
+  const at::Tensor own = gradients[0].use_count() > 1 ? gradients[0].clone() : gradients[0];
+  return {wrap_piece(own, of.sizes, of.placed, of.state), {}, {}};
 }
 
 variable_list FromPiece::backward(AutogradContext* context, const variable_list& gradients) {

@@ -36,7 +36,8 @@ bool is_global(const at::Tensor& tensor) noexcept;
 /// Throws UsageError for a plain tensor; so do the functions below.
 const Layout& layout(const at::Tensor& tensor);
 
-/// This rank's piece, which shares memory with the global tensor. Differentiable: its gradient is taken to have the
+/// This rank's piece, which shares memory with the global tensor until that is moved or reduced: read it anew after an op
+/// in place or a backward pass. Sends nothing, unless the tensor is a norm that is not summed yet. Differentiable: its gradient is taken to have the
 /// layout dual to the tensor's, with R as I on the axes that `invariant` lists: there every rank computes the same with
 /// its copy, else each its own part.
 at::Tensor local(const at::Tensor& tensor, const std::vector<std::string>& invariant = {});

@@ -56,6 +56,7 @@ void reduce_all(std::vector<Waiting>& group, const MeshAxis& axis) {
     at::Tensor& piece = each.gradient->piece;
     const int64_t count = piece.numel();
     piece = out.narrow(0, begin, count).view(piece.sizes());
+    each.gradient->is_aliased = false;  // its new memory is its own
     begin += count;
   }
 }
@@ -86,6 +87,7 @@ void reduce_scatter_all(std::vector<Waiting>& group, const MeshAxis& axis) {
     shape[group[i].move.to.dim()] = rows[i][axis.coord()];
     const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
     piece = out.narrow(0, begin, count).view(shape);
+    group[i].gradient->is_aliased = false;
     begin += count;
   }
 }
@@ -97,18 +99,20 @@ void LeafGradients::watch(const at::Tensor& leaf) {
 }
 
 void LeafGradients::add(const at::Tensor& leaf) {
+  constexpr size_t kMostPasses = 16;  // of more, the first threw, and nobody ends it
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != pass_) leaves_.clear();  // of a backward that threw
-  leaves_.push_back(leaf);
-  if (pass == pass_) return;
-  pass_ = pass;
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { finish(); });
+  const auto [found, is_new] = leaves_.try_emplace(pass);
+  found->second.push_back(leaf);
+  if (!is_new) return;
+  if (leaves_.size() > kMostPasses) leaves_.erase(leaves_.begin());
+  torch::autograd::Engine::get_default_engine().queue_callback([this, pass] { finish(pass); });
 }
 
-void LeafGradients::finish() {
+void LeafGradients::finish(int pass) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const std::vector<at::Tensor> leaves = std::exchange(leaves_, {});
-  pass_ = -1;
+  const auto node = leaves_.extract(pass);
+  if (node.empty()) return;
+  const std::vector<at::Tensor>& leaves = node.mapped();
   std::vector<std::pair<PieceMeta*, const Placed*>> open;
   for (const at::Tensor& leaf : leaves) {
     PieceMeta* gradient = leaf.grad().defined() ? meta_of(leaf.grad()) : nullptr;
@@ -139,7 +143,6 @@ void LeafGradients::finish() {
       const MeshAxis& axis = state.mesh()[std::get<0>(key)];
       if (axis.size() > 1) std::get<1>(key) ? reduce_scatter_all(group, axis) : reduce_all(group, axis);
       for (const Waiting& each : group) {
-        each.gradient->is_aliased = false;  // its new memory is its own
         each.gradient->placed = state.intern(each.gradient->placed->layout.moved(each.move.axis, each.move.to));
         rest.emplace_back(each.gradient, each.target);
       }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,10 +17,10 @@ class LeafGradients {
   void add(const at::Tensor& leaf);
 
  private:
-  void finish();
+  void finish(int pass);
 
-  std::vector<at::Tensor> leaves_;
-  int pass_ = -1;  ///< number of the backward pass that finish() ends; -1: none
+  /// By the number of the backward pass, in which others may run (checkpoints of autograd).
+  std::map<int, std::vector<at::Tensor>> leaves_;
 };
 
 }  // namespace caravan

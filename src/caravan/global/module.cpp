@@ -58,6 +58,10 @@ void distribute_module(torch::nn::Module& net, const std::vector<NamedLayout>& l
   for (const Named& each : tensors) names.push_back(each.name);
   check_layout_patterns(names, layouts, context.mesh(), "distribute_module");
   for (const Named& each : tensors) {
+    if (is_global(each.tensor) && meta_of(each.tensor)->state != context.state()) {
+      throw UsageError({"distribute_module", each.name, "is a global tensor of another context", context.mesh().where(),
+                        "make one GlobalContext for a program; a net that parallelize() has is laid out by tensor()"});
+    }
     context.state()->placed(layout_for(each.name, layouts), each.tensor.sizes().vec(), each.name);
   }
   std::vector<NamedTensor> values;

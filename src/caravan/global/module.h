@@ -26,8 +26,9 @@ struct NamedLayout {
 /// Those that are global already, as CreatesGlobal leaves them, are redistributed.
 ///
 /// Sends 8 bytes to every other rank, to compare the values. Throws UsageError, on every rank and before the net is
-/// changed, for a pattern that matches nothing (naming the nearest), and for values that differ between ranks (naming
-/// the ranks and the first parameter); LayoutError and ShapeError for a layout that does not fit, naming the parameter.
+/// changed, for a pattern that matches nothing (naming the nearest), for parameters that are global tensors of another
+/// context, and for values that differ between ranks (naming the ranks and the first parameter); LayoutError and
+/// ShapeError for a layout that does not fit, naming the parameter.
 void distribute_module(torch::nn::Module& net, const std::vector<NamedLayout>& layouts, const GlobalContext& context);
 
 /// The layout that the last pattern which matches gives `name`; none: replicated.

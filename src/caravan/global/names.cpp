@@ -264,7 +264,8 @@ void check_rules_are_used(const DimRules& rules, const std::set<std::string>& us
   for (const auto& [name, axes] : rules.all()) {
     if (used.contains(name)) continue;
     const std::string near = nearest(name, free);
-    const bool is_near = !near.empty() && edit_distance(name, near) <= std::max<size_t>(1, name.size() / 4);
+    const bool is_near =
+        !near.empty() && name.size() > 3 && edit_distance(name, near) <= std::max<size_t>(1, name.size() / 4);
     if (any && !is_near) continue;
     throw UsageError({"names", fmt::format("rule \"{} -> {}\"", name, join(std::span<const std::string>(axes), " ")),
                       "no parameter and no buffer has a dim of this name", "",

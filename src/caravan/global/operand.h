@@ -14,11 +14,11 @@ struct GlobalOperand {
   std::vector<int64_t> sizes;  ///< of the global tensor
   const Layout* layout;        ///< on every axis of the mesh; R, S and P only
   int64_t piece_bytes = 0;
-  int argument = 0;           ///< of the schema
-  int element = -1;           ///< in a list of tensors
-  bool is_plain = false;      ///< not a global tensor: taken as equal on all ranks
-  bool is_written = false;    ///< by an in-place op: keeps its layout
-  bool may_move = false;      ///< written, but nothing else sees its piece: a slice of it may take its place
+  int argument = 0;         ///< of the schema
+  int element = -1;         ///< in a list of tensors
+  bool is_plain = false;    ///< not a global tensor: taken as equal on all ranks
+  bool is_written = false;  ///< by an in-place op: keeps its layout
+  bool may_move = false;    ///< written, but nothing else sees its piece: a part or a summand of it may take its place
   bool is_parameter = false;  ///< gives way to activations
   bool is_floating = true;
   at::ScalarType dtype = at::kFloat;

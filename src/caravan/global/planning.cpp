@@ -96,9 +96,8 @@ void refuse_whole(const OpInfo& info, const std::string& why, const std::vector<
 /// A sum passes a change of dtype if that keeps fractions and sums: the sum of what is rounded is something else.
 bool keeps_sums(at::ScalarType from, at::ScalarType to) {
   if (to == at::kBool) return from == at::kBool;
-  return !c10::isFloatingType(from) && !c10::isComplexType(from) ? true
-         : c10::isComplexType(from)                              ? c10::isComplexType(to)
-                                                                 : !c10::isIntegralType(to, true);
+  if (c10::isComplexType(from)) return c10::isComplexType(to);
+  return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
 }
 
 /// No sum goes through a change of dtype that does not keep it.
@@ -244,7 +243,9 @@ class Planner {
         chosen.push_back(i);
         operands.push_back(all[i]);
       }
-      TypedCall operation = pointwise(OpCall(op_, arguments_, operands));
+      const OpCall one(op_, arguments_, operands);
+      TypedCall operation = pointwise(one);
+      drop_terms_of_casts(one, operation);
       if (is_shared) keep_shared_whole(operation, operands);
       const auto placing = place(operation, operands);
       if (!placing) return plan_whole(all, "has no placement for these layouts");

@@ -116,8 +116,11 @@ bool keep_root(const c10::OperatorHandle& op, const std::string& name, Stack& st
 }
 
 void take_root(PieceMeta& meta) {
-  const PendingRoot root = std::exchange(meta.root, PendingRoot{});
-  if (root.axes == 0) return;
+  const PendingRoot root = meta.root;
+  if (root.axes == 0) {
+    meta.root = {};
+    return;
+  }
   const bool is_maximum = root.power == kMaximum || root.power == kInfinity;
   // Powers of floats may overflow.
   at::Tensor value = meta.piece.to(at::kDouble).contiguous();
@@ -135,6 +138,7 @@ void take_root(PieceMeta& meta) {
   }
   value = is_maximum ? value[0].masked_fill(value[1] > 0, std::nan("")) : value.pow(1 / root.power);
   meta.piece = value.to(meta.piece.scalar_type());
+  meta.root = {};
 }
 
 }  // namespace caravan

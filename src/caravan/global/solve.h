@@ -25,7 +25,7 @@ struct SolveOptions {
 /// Chooses, axis by axis, the placement that moves the fewest bytes among those that infer allows: everything whole; a
 /// label that an operand has cut; a partial sum through what is linear. Never cuts a label that nobody has cut, so that
 /// a layout spreads only by what the user has laid out. Parameters move rather than activations. A written operand
-/// keeps its layout, but for one that may move and is sliced.
+/// keeps its layout, but for one that may move: a slice or a summand of it may take its place.
 /// Nothing if a written operand fits no placement. Deterministic: all ranks choose the same.
 std::optional<Placing> solve(const TypedCall& operation, const std::vector<GlobalOperand>& operands,
                              const AxisPlaces& places, const std::vector<std::string>& axes,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -86,6 +87,8 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
     uint64_t calls = 0;
   };
   Drawn& drawn() noexcept { return drawn_; }
+  /// Ops in place so far.
+  int64_t& num_writes() noexcept { return num_writes_; }
   /// Whether ranks compare the value of the next distribute(): of all in check mode, else of the first ones.
   bool compares_next() noexcept { return options_.checks_plain || num_distributed_++ < kNumCompared; }
   LeafGradients& gradients() noexcept { return *gradients_; }
@@ -107,6 +110,7 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
   std::map<std::string, WholeOp> whole_ops_;
   static constexpr int kNumCompared = 8;
   int num_distributed_ = 0;
+  int64_t num_writes_ = 0;
   Drawn drawn_;
   std::unique_ptr<LeafGradients> gradients_;
   Watcher watcher_;
@@ -132,20 +136,25 @@ struct PieceMeta final : c10::BackendMeta {
   PendingRoot root{};
   bool is_parameter = false;
   bool is_aliased = false;               ///< another tensor has a view of this piece
-  int64_t num_writes = 0;                ///< by ops in place, the same on all ranks
+  int64_t num_writes = 0;                ///< by ops in place to this tensor, the same on all ranks
   std::shared_ptr<ViewOrigin> origin{};  ///< of a view of a piece that was moved for it; null: of no such view
 };
 
-/// What a view of a moved piece was taken of: it has memory of its own, so writes to it are carried back.
+/// What a view of a moved piece was taken of: the view has memory of its own, so writes to it are carried back. Keeps
+/// nothing alive but that memory.
 struct ViewOrigin {
-  c10::intrusive_ptr<c10::BackendMeta> base;  ///< PieceMeta of the tensor; null: there is no way back
-  int64_t num_writes = 0;                     ///< to the base when the view was taken: later ones it does not see
-  at::Tensor moved;                           ///< the piece of the base that was moved, of which the view is one
-  const Placed* placed = nullptr;             ///< where to
+  /// PieceMeta of the tensor. Nothing: there is no way back, as from a sum.
+  std::optional<c10::weak_intrusive_ptr<c10::BackendMeta>> base{};
+  int64_t num_writes = 0;          ///< to the base when the view was taken
+  int64_t num_all_writes = 0;      ///< to all tensors of the context: aliases of the base are some
+  at::Tensor moved{};              ///< the piece of the base that was moved, of which the view is one
+  const Placed* placed = nullptr;  ///< where to
 };
 
 std::shared_ptr<ViewOrigin> origin_of(const at::Tensor& base, const at::Tensor& moved, const Placed* placed);
-/// Whether what is written to this tensor reaches the one that it is a view of.
+/// Whether the tensor that this is a view of is as it was when the view was taken, as far as is known.
+bool is_current(const PieceMeta& view);
+/// Whether what is written to this tensor can be carried back: nothing else was written since the view was taken.
 bool may_write(const PieceMeta& view);
 /// Carries a write back to where the view was taken.
 void write_to_origin(PieceMeta& view);

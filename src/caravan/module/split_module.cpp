@@ -60,7 +60,7 @@ SplitModule::SplitModule(const std::vector<NamedLayout>& layouts, const Mesh& me
 
 SplitModule::~SplitModule() {
   for (const Split& each : split_) {
-    if (each.tensor.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(each.tensor, nullptr);
+    if (each.has_hook) torch::autograd::impl::set_post_acc_grad_hooks(each.tensor, nullptr);
   }
 }
 
@@ -106,7 +106,7 @@ void SplitModule::add(Parameter& slot, const at::Tensor& tensor) {
   const Placed* placed = state.placed(layout_for(slot.name(), layouts_), tensor.sizes().vec(), slot.name());
   put(slot.unsharded(), placed, tensor);
   if (tensor.requires_grad()) torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<ToSlot>(slot));
-  split_.push_back({&slot, tensor});
+  split_.push_back({&slot, tensor, tensor.requires_grad()});
 }
 
 void SplitModule::follow_dtypes() {
@@ -122,7 +122,8 @@ uint64_t SplitModule::seed_of(const std::string& unit, const ForwardContext& con
   std::string key = fmt::format("{} {}", unit, context.micro_batch);
   const std::vector<std::string>& own = context_.state()->axes();
   for (const MeshAxis& axis : mesh_.axes()) {
-    if (std::ranges::find(own, axis.name()) == own.end()) key += fmt::format(" {} {}", axis.name(), axis.coord());
+    const bool has_other_data = axis.name() != "pp" && std::ranges::find(own, axis.name()) == own.end();
+    if (has_other_data) key += fmt::format(" {} {}", axis.name(), axis.coord());
   }
   const RandomStream stream(context.seed, key, context.step);
   return static_cast<uint64_t>(stream.bits(0)) << 32 | stream.bits(1);

@@ -46,8 +46,8 @@ class SplitModule {
   /// gradients.
   void add(Parameter& slot, const at::Tensor& tensor);
   /// A forward of the module, or of one of its units, whose tensors are plain outside. Random numbers depend on the
-  /// unit, the step and the micro-batch, so that a forward that is repeated for backward draws the same, and on the
-  /// rank's coordinates on the axes that the module does not know, where data differ.
+  /// unit, the step and the micro-batch, so that a forward that is repeated, for backward or by the caller, draws the
+  /// same, and on the rank's coordinates on the axes that the module does not know, where data differ.
   std::vector<at::Tensor> run(const std::string& unit, const Forward& forward, const std::vector<at::Tensor>& inputs,
                               const ForwardContext& context);
 
@@ -55,6 +55,7 @@ class SplitModule {
   struct Split {
     Parameter* slot;
     at::Tensor tensor;
+    bool has_hook;
   };
   /// Makes `tensor` the global tensor of this piece.
   void put(const at::Tensor& piece, const Placed* placed, const at::Tensor& tensor) const;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "caravan/base/divisors.h"
+#include "caravan/base/pattern.h"
 #include "caravan/comm/record.h"
 #include "caravan/plan/if_possible.h"
 
@@ -36,7 +37,9 @@ bool is_legal(const AllCandidates& all, const Choices& chosen) {
   std::set<std::string> cut;
   for (size_t i = 0; i < all.size(); ++i) {
     for (const NamedLayout& layout : all[i].choices[chosen[i]].layouts) {
-      if (!cut.insert(layout.pattern).second) return false;
+      for (const std::string& parameter : all[i].parameters) {
+        if (matches_pattern(layout.pattern, parameter) && !cut.insert(parameter).second) return false;
+      }
     }
   }
   return true;
@@ -108,6 +111,7 @@ class TensorSearch {
   std::optional<double> seconds_of(const Choices& chosen) {
     const auto known = known_.find(chosen);
     if (known != known_.end()) return known->second;
+    if (!is_complete_) return std::nullopt;
     if (is_over_()) {
       is_complete_ = false;
       return std::nullopt;

@@ -109,9 +109,16 @@ TypedResult solve_matrices(const OpCall& call) {
   if (!are_vectors && right.size() + 1 == matrix.size()) return std::nullopt;
   const int64_t core = are_vectors ? 1 : 2;
   auto operation = batched(call, {2, core}, {core, 2, 1, 0});
+  if (!operation) return operation;
+  for (int64_t i = 1; i < 4; ++i) {  // LU, pivots, info: as many as there are matrices
+    Dims& output = operation->outputs[i];
+    Dims own(operation->inputs[0].begin(), operation->inputs[0].end() - 2);
+    own.insert(own.end(), output.end() - (3 - i), output.end());
+    output = std::move(own);
+  }
   if (!are_vectors) return linear_in(std::move(operation), 1, call.flag("left", true));
   operation->terms = {{1}};
-  operation->constant_outputs = {1, 2, 3};
+  operation->constant_outputs = operation->whole_outputs = {1, 2, 3};
   return operation;
 }
 

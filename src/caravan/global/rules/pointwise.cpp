@@ -92,10 +92,6 @@ Terms terms_of(const OpCall& call) {
   return terms;
 }
 
-}  // namespace
-
-namespace {
-
 bool has_tag(const std::string& name, const std::string& overload) {
   const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
   return op && op->hasTag(at::Tag::pointwise);
