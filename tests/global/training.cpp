@@ -68,7 +68,7 @@ void expect_same_fp32(const Trained& want, const Trained& got, const torch::nn::
   for (size_t i = 0; i < want.losses.size(); ++i) {
     EXPECT_LE(std::abs(got.losses[i] - want.losses[i]) / std::abs(want.losses[i]), tolerance) << "loss of step " << i;
   }
-  // A gradient that is 0 but for rounding, as that of a bias of keys or before a norm, has no element to be relative to.
+  // A gradient that is 0 but for rounding, as that of a bias of keys or before a norm, has nothing to be relative to.
   double least = 0;
   for (const at::Tensor& gradient : want.gradients) least = std::max(least, gradient.defined() ? largest(gradient) : 0);
   least *= 0.01;

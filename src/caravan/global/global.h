@@ -22,10 +22,10 @@ namespace caravan {
 ///
 /// Plain tensors in the same op count as replicated: they must be equal on all ranks.
 
-/// A global tensor of the value that every rank has: takes this rank's rows. Collective: hashes of the first eight values
-/// are compared (GlobalOptions::checks_plain: of all), later ones send nothing. A leaf that requires a gradient becomes a
-/// new leaf that requires one. Throws LayoutError, ShapeError for a layout that does not fit, and UsageError for a tensor
-/// that is global already, has a gradient function, or is different on some ranks.
+/// A global tensor of the value that every rank has: takes this rank's rows. Collective: hashes of the first eight
+/// values are compared (GlobalOptions::checks_plain: of all), later ones send nothing. A leaf that requires a gradient
+/// becomes a new leaf that requires one. Throws LayoutError, ShapeError for a layout that does not fit, and UsageError
+/// for a tensor that is global already, has a gradient function, or is different on some ranks.
 at::Tensor distribute(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);
 
 /// A global tensor of pieces that the ranks have: the inverse of local(). Differentiable: the piece gets the gradient
@@ -36,16 +36,17 @@ bool is_global(const at::Tensor& tensor) noexcept;
 /// Throws UsageError for a plain tensor; so do the functions below.
 const Layout& layout(const at::Tensor& tensor);
 
-/// This rank's piece, which shares memory with the global tensor until that is moved or reduced: read it anew after an op
-/// in place or a backward pass. Sends nothing, unless the tensor is a norm that is not summed yet. Differentiable: its gradient is taken to have the
-/// layout dual to the tensor's, with R as I on the axes that `invariant` lists: there every rank computes the same with
-/// its copy, else each its own part.
+/// This rank's piece, which shares memory with the global tensor until that is moved or reduced: read it anew after an
+/// op in place or a backward pass. Sends nothing, unless the tensor is a norm that is not summed yet. Differentiable:
+/// its gradient is taken to have the layout dual to the tensor's, with R as I on the axes that `invariant` lists: there
+/// every rank computes the same with its copy, else each its own part.
 at::Tensor local(const at::Tensor& tensor, const std::vector<std::string>& invariant = {});
 
 /// The whole tensor on every rank, plain. Collective. Differentiable if every rank computes the same with it.
 at::Tensor full(const at::Tensor& tensor);
 
-/// The same global tensor under another layout, in memory of its own if that is another one. Collective. Its gradient comes back in the layout dual to the old one.
+/// The same global tensor under another layout, in memory of its own if that is another one. Collective. Its gradient
+/// comes back in the layout dual to the old one.
 at::Tensor redistribute(const at::Tensor& tensor, const Layout& layout);
 
 /// redistribute() whose gradient is brought to the dual of the new layout at this point too: what stands before and

@@ -19,8 +19,8 @@ struct OpInfo {
     tensor,
     tensors,   ///< a list
     integers,  ///< an int, a bool, or a list of them: part of what a rule depends on
-    number,  ///< a double or a Scalar: rules ask only whether it is 0, 1 or something else, and whether two in a row are equal
-    text,  ///< a string
+    number,    ///< a double or a Scalar: rules ask whether it is 0, 1 or another, and whether two in a row are equal
+    text,      ///< a string
     other,
   };
   struct Return {

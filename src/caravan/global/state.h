@@ -26,8 +26,8 @@ struct OpInfo;
 struct Solution;
 class LeafGradients;
 
-/// Whether a layout may name this axis although the mesh does not have it: an axis of SessionOptions whose size is 1, so
-/// that a program runs with any sizes.
+/// Whether a layout may name this axis although the mesh does not have it: an axis of SessionOptions whose size is 1,
+/// so that a program runs with any sizes.
 bool is_absent_axis(const Mesh& mesh, std::string_view axis);
 
 /// A layout on every axis of the mesh, kept once, so that equal layouts are equal pointers.
@@ -65,7 +65,7 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
   /// `layout` completed by R, with I as R, even shards where rows divide and balanced sizes where they do not. Throws
   /// LayoutError and ShapeError as local_boxes.
   const Placed* placed(const Layout& layout, const std::vector<int64_t>& sizes, std::string_view what);
-  /// Throws UsageError, as `what`, for an axis that global tensors of this context do not know, naming those that they do.
+  /// Throws UsageError, as `what`, for an axis that global tensors of this context do not know, naming those they do.
   void check_axes(const std::vector<std::string>& axes, std::string_view what) const;
   /// With R on the axes that it does not name.
   Layout completed(const Layout& layout) const;
