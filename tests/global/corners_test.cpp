@@ -8,15 +8,18 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
 #include "caravan/global/creating.h"
@@ -154,6 +157,119 @@ TEST(GlobalCorners, GradientsOfTwoPieces) {
     }
     EXPECT_TRUE(is_close(full(a.grad()), at::full({4}, 3., at::kDouble)));
     EXPECT_TRUE(is_close(full(b.grad()), at::ones({4}, at::kDouble)));
+  });
+}
+
+/// Ranks know only their own pieces: their rows are asked for.
+TEST(GlobalCorners, PiecesOfDifferentSizes) {
+  const at::Tensor values = random_tensor({5, 4}, 3);
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
+    const GlobalContext context(mesh);
+    const int dp = mesh["dp"].coord();
+    const auto check = [&](const at::Tensor& piece, const Layout& where, const std::string& expected) {
+      const at::Tensor x = global(piece, where, context);
+      EXPECT_EQ(layout(x).to_string(), expected);
+      EXPECT_TRUE(at::equal(full(x), values));
+      EXPECT_TRUE(is_close(full(x.mean()), values.mean()));
+    };
+    const Layout rows{{"dp", Shard{0}}};
+    check(dp == 0 ? values.narrow(0, 0, 3) : values.narrow(0, 3, 2), rows, "dp=S(0; 3 2) tp=R");
+    check(dp == 0 ? values.narrow(0, 0, 4) : values.narrow(0, 4, 1), rows, "dp=S(0; 4 1) tp=R");
+    check(dp == 0 ? values.narrow(0, 0, 0) : values, rows, "dp=S(0; 0 5) tp=R");
+    const at::Tensor mapped = local_map([](const std::vector<at::Tensor>& pieces) { return pieces; },
+                                        {distribute(values, rows, context)}, {rows}, {rows}, context)[0];
+    EXPECT_TRUE(at::equal(full(mapped), values));
+    const at::Tensor uneven = values.narrow(0, 0, mesh["tp"].coord() + 1);
+    EXPECT_THAT(message_of<ShapeError>([&] {
+                  global(uneven, {{"dp", Shard{0}}, {"tp", Shard{0}}}, context);
+                }),
+                HasSubstr("is cut by two axes"));
+  });
+}
+
+/// A second axis cuts parts of different sizes only where it divides all of them: else no layout says who has what.
+TEST(GlobalCorners, TwoAxesOnOneDim) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const Mesh& mesh) {
+    const GlobalContext context(mesh);
+    const auto layout_of = [&](int64_t rows, const Layout& where) {
+      const at::Tensor x = random_tensor({rows, 3}, 3);
+      const at::Tensor t = distribute(x, where, context);
+      EXPECT_TRUE(at::equal(full(t), x));
+      EXPECT_TRUE(is_close(full((t * t).sum()), (x * x).sum()));
+      return layout(t).to_string();
+    };
+    const Layout both{{"dp", Shard{0}}, {"tp", Shard{0}}};
+    EXPECT_EQ(layout_of(8, both), "dp=S(0) tp=S(0)");
+    EXPECT_EQ(layout_of(5, both), "dp=S(0; 3 2) tp=R");
+    EXPECT_EQ(layout_of(6, both), "dp=S(0) tp=S(0; 2 1)");
+    EXPECT_EQ(layout_of(1, both), "dp=S(0; 1 0) tp=R");
+    EXPECT_EQ(layout_of(6, {{"dp", Shard{0, {4, 2}}}, {"tp", Shard{0}}}), "dp=S(0; 4 2) tp=S(0)");
+    EXPECT_EQ(layout_of(2, {{"dp", Shard{.dim = 0, .blocks = 2}}, {"tp", Shard{0}}}), "dp=S(0; 1 0; blocks 2) tp=S(0)");
+    // Every parameter over both axes, one of one element among them.
+    const at::Tensor input = random_tensor({4, 8}, 5);
+    const auto trained = [&](const std::vector<NamedLayout>& layouts) {
+      at::manual_seed(2);
+      torch::nn::Linear first(8, 5), second(5, 1);
+      std::vector<torch::nn::Linear> layers{first, second};
+      std::vector<at::Tensor> parameters;
+      for (auto& layer : layers) {
+        const at::NoGradGuard no_grad;
+        layer->to(at::kDouble);
+        for (const at::Tensor& each : layer->parameters()) each.copy_(at::linspace(-1, 1, each.numel()).view_as(each));
+        if (!layouts.empty()) distribute_module(*layer, layouts, context);
+        for (const at::Tensor& each : layer->parameters()) parameters.push_back(each);
+      }
+      torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+      const at::Tensor x = layouts.empty() ? input : distribute(input, {{"dp", Shard{0}}}, context);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        second(first(x).tanh()).square().mean().backward();
+        optimizer.step();
+      }
+      std::vector<at::Tensor> flat;
+      for (const at::Tensor& each : parameters)
+        flat.push_back((layouts.empty() ? each : full(each)).detach().flatten());
+      return at::cat(flat);
+    };
+    EXPECT_TRUE(is_close(trained({{"*", both}}), trained({}), 1e-12));
+  });
+}
+
+/// Autograd writes the gradient of an op in place on a view through a view of new memory.
+TEST(GlobalCorners, GradientsOfWritesToViews) {
+  const at::Tensor values = random_tensor({6, 4}, 3);
+  const auto loss = [](const at::Tensor& x) {
+    const at::Tensor t = x * 1;
+    t.view({-1}).mul_(2);
+    t.t()[1].mul_(3);
+    return t.sin().sum();
+  };
+  const at::Tensor plain = values.clone().requires_grad_();
+  loss(plain).backward();
+  on_two([&](const GlobalContext& context) {
+    for (const Layout& where : {Layout{{"tp", Shard{1}}}, kRows, Layout{}}) {
+      const at::Tensor x = distribute(values.clone().requires_grad_(), where, context);
+      if (where.empty() || where["tp"].is_shard(0)) {
+        loss(x).backward();
+      } else {
+        const at::Tensor t = x * 1;  // one column is gathered for its view
+        t.view({-1}).mul_(2);
+        const at::Tensor scale = distribute(at::tensor({1., 3., 1., 1.}, at::kDouble), {}, context);
+        (t * scale).sin().sum().backward();
+      }
+      EXPECT_TRUE(is_close(full(x.grad()), plain.grad())) << where;
+    }
+  });
+}
+
+TEST(GlobalCorners, WhatIsRefused) {
+  on_two([](const GlobalContext& context) {
+    EXPECT_THAT(message_of<UsageError>([&] { GlobalContext(context.mesh(), {.axes = {"tpp"}}); }), HasSubstr("tpp"));
+    const at::Tensor x = distribute(at::ones({4, 6}, at::kDouble).requires_grad_(), {{"tp", Shard{1}}}, context);
+    const at::Tensor y = x * 1;
+    EXPECT_THAT(message_of<UsageError>([&] { y.view({3, 8}).mul_(2); }), HasSubstr("whose gradient would be lost"));
+    const c10::InferenceMode inference;
+    EXPECT_THAT(message_of<UsageError>([&] { distribute(at::ones({4}), {}, context); }), HasSubstr("NoGradGuard"));
   });
 }
 

@@ -138,6 +138,24 @@ TEST(ParallelizeByLayouts, RecomputedDropoutIsTheSame) {
   });
 }
 
+TEST(ParallelizeByLayouts, AFrozenParameterStaysAsItIs) {
+  const at::Tensor x = random_tensor({12, 8}, 1);
+  const at::Tensor y = random_tensor({12, 4}, 2);
+  on_mesh({{"dp", 1}, {"tp", 2}}, [&](const Mesh& mesh) {
+    const torch::nn::Sequential net = stack();
+    for (const auto& each : net->named_parameters()) {
+      if (each.key().find("up.bias") != std::string::npos) each.value().set_requires_grad(false);
+    }
+    const ModuleProof proof = prove(net, mesh, {tensor(kMegatron)}, {x, y, loss_of});
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+    ParallelModel model(net, mesh, {tensor(kMegatron), fsdp()});
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01));
+    model.attach(optimizer);
+    model.step(rows_of(x, mesh), rows_of(y, mesh), loss_of);
+    optimizer.step();
+  });
+}
+
 TEST(ParallelizeByLayouts, RefusesWhatDoesNotFit) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const Mesh& mesh) {
     const auto message = [&](const std::vector<Technique>& techniques) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -121,6 +122,11 @@ class PieceCall {
   void check_view(const Slot& slot) const {
     const bool writes = info_->is_written[slot.argument];
     const bool is_alone = std::ranges::count(info_->is_written, true) == 1 && slot.element < 0;
+    if (writes && at::GradMode::is_enabled() &&
+        std::ranges::any_of(slots_, [](const Slot& each) { return each.tensor.requires_grad(); })) {
+      refuse(*info_, "writes to a view of a tensor that was redistributed to make it, whose gradient would be lost",
+             "redistribute the tensor before the view is taken, or write without a gradient", *state_);
+    }
     if (is_current(*slot.meta) && (!writes || (is_alone && may_write(*slot.meta)))) return;
     refuse(*info_,
            fmt::format("{} a view of a tensor that was redistributed to make it, {}", writes ? "writes to" : "reads",
@@ -410,6 +416,9 @@ class PieceCall {
       if (pieces_[i].is_same(slot.meta->piece)) {
         slot.meta->is_aliased = result->is_aliased = true;
         result->origin = slot.meta->origin;
+        // The piece had no view of these sizes, and was copied: writes would be lost.
+        const bool is_copy = result->piece.numel() > 0 && !result->piece.is_alias_of(slot.meta->piece);
+        if (is_copy) result->origin = std::make_shared<ViewOrigin>();
       } else if (solution.any_moved) {
         result->origin = origin_of(slot.tensor, pieces_[i], solution.operands[i]);
         result->is_aliased = true;  // with what its origin keeps

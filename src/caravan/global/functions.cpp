@@ -237,7 +237,7 @@ at::Tensor global(const at::Tensor& piece, const Layout& layout, const GlobalCon
                       context.mesh().where(), "move it with redistribute()"});
   }
   GlobalState& state = *context.state();
-  const Layout complete = state.completed(layout);
+  const Layout complete = agreed_layout(piece, layout, state);
   const std::vector<int64_t> sizes = global_shape(piece.sizes().vec(), complete, context.mesh(), "global");
   const Placed* placed = state.placed(complete, sizes, "global");
   const auto invariant = axes_with(complete, [](const Placement& placement) { return placement.is_invariant(); });

@@ -28,8 +28,10 @@ namespace caravan {
 /// for a tensor that is global already, has a gradient function, or is different on some ranks.
 at::Tensor distribute(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);
 
-/// A global tensor of pieces that the ranks have: the inverse of local(). Differentiable: the piece gets the gradient
-/// that its layout is dual to; so on an axis with R, name it I instead if each rank's gradient is to be the whole one.
+/// A global tensor of pieces that the ranks have: the inverse of local(). Collective, where an axis shards: ranks tell
+/// each other the rows of their pieces, 16 bytes each, since they may differ. Differentiable: the piece gets the
+/// gradient that its layout is dual to; so on an axis with R, name it I instead if each rank's gradient is to be the
+/// whole one.
 at::Tensor global(const at::Tensor& piece, const Layout& layout, const GlobalContext& context);
 
 bool is_global(const at::Tensor& tensor) noexcept;

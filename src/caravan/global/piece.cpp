@@ -1,16 +1,20 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/TensorBase.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/tensor.h"
 #include "caravan/global/leaf_gradients.h"
 #include "caravan/global/op_info.h"
 #include "caravan/global/state.h"
@@ -84,6 +88,9 @@ GlobalState::GlobalState(Mesh mesh, const GlobalOptions& options)
     const auto& given = options.axes;
     if (given.empty() || std::ranges::find(given, axis.name()) != given.end()) axes_.push_back(axis.name());
   }
+  for (const std::string& axis : options.axes) {
+    if (!is_absent_axis(mesh_, axis)) mesh_[axis];  // throws, naming those that there are
+  }
   whole_ = intern(completed({}));
 }
 
@@ -116,6 +123,18 @@ std::string GlobalState::report() const {
   }
   return text;
 }
+
+namespace {
+
+Layout with_placement(const Layout& layout, const std::string& axis, const Placement& placement) {
+  std::vector<Layout::Entry> entries = layout.entries();
+  for (auto& [name, own] : entries) {
+    if (name == axis) own = placement;
+  }
+  return Layout(std::move(entries));
+}
+
+}  // namespace
 
 bool is_absent_axis(const Mesh& mesh, std::string_view axis) {
   static constexpr std::array<std::string_view, 5> kOfSession{"dp", "pp", "ep", "cp", "tp"};
@@ -157,54 +176,121 @@ const Placed* GlobalState::intern(const Layout& given) {
   return layouts_.emplace(std::move(text), std::move(placed)).first->second.get();
 }
 
+namespace {
+
+/// The rows of a dim on each coordinate of the axes that have cut it so far: all ranks decide by these, not by theirs.
+using Parts = std::vector<int64_t>;
+
+bool all_divide(const Parts& parts, int64_t by) {
+  return std::ranges::all_of(parts, [by](int64_t rows) { return rows % by == 0; });
+}
+
+/// What `placement` does to a dim of these parts: even if the parts divide, with balanced sizes if there is one part.
+/// Nothing if parts that differ would be cut into sizes that differ, which no layout says.
+std::optional<Shard> shard_of(const Placement& placement, const Parts& parts, int n) {
+  Shard shard{placement.dim(), placement.sizes(), placement.owner(), placement.owner_rows(), placement.blocks()};
+  const int blocks = std::max(1, shard.blocks);
+  if (placement.is_even() && (all_divide(parts, static_cast<int64_t>(n) * blocks) || parts[0] % blocks != 0))
+    return shard;
+  if (!std::ranges::all_of(parts, [&](int64_t rows) { return rows == parts[0]; })) return std::nullopt;
+  if (placement.is_even()) shard.sizes = parts_of(parts[0] / blocks, n);
+  return shard;
+}
+
+}  // namespace
+
 const Placed* GlobalState::placed(const Layout& layout, const std::vector<int64_t>& sizes, std::string_view what) {
-  std::vector<Layout::Entry> entries;
-  std::vector<int64_t> local = sizes;
-  std::vector<bool> is_uneven(sizes.size(), false);
   std::vector<std::string> named;
   for (const auto& [axis, placement] : layout.entries()) named.push_back(axis);
   check_axes(named, what);
+  const std::string subject =
+      fmt::format("{} {}", what.empty() ? "tensor" : what, shape_text(sizes.data(), sizes.size()));
+  std::vector<Layout::Entry> entries;
+  std::vector<Parts> parts;
+  for (const int64_t size : sizes) parts.push_back({size});
   const Layout complete = completed(layout);
   for (const auto& [axis, placement] : complete.entries()) {
     const int n = mesh_[axis].size();
-    if (n == 1 && !(placement.is_shard() &&
-                    placement.dim() >= static_cast<int>(sizes.size()))) {  // nothing is cut, and no op needs to know
+    if (placement.is_shard() && placement.dim() >= static_cast<int>(sizes.size())) {
+      throw LayoutError({"global", subject,
+                         fmt::format("axis {} is {}, but there are {} dims", axis, placement.to_string(), sizes.size()),
+                         mesh_.where(),
+                         sizes.empty() ? "a scalar cannot be sharded: use R or P"
+                                       : fmt::format("shard a dim from 0 to {}", sizes.size() - 1)});
+    }
+    if (!placement.is_shard() || n == 1) {  // on one rank nothing is cut, and no op needs to know
+      const bool is_whole = n == 1 || placement.is_invariant();
+      entries.emplace_back(axis, is_whole ? Placement(Replicate{}) : placement);
+      continue;
+    }
+    Parts& own = parts[placement.dim()];
+    const auto shard = shard_of(placement, own, n);
+    if (!shard && placement.is_even()) {  // the rows of a part do not divide: all ranks of this axis keep them
       entries.emplace_back(axis, Replicate{});
       continue;
     }
-    if (!placement.is_shard() || placement.dim() >= static_cast<int>(sizes.size())) {
-      entries.emplace_back(axis, placement.is_invariant() ? Placement(Replicate{}) : placement);
-      continue;
+    if (!shard) {
+      throw ShapeError({"global", subject, fmt::format("dim {} is cut unevenly by two axes", placement.dim()),
+                        mesh_.where() + ", layout " + layout.to_string(), "cut it by one of them"});
     }
-    const int dim = placement.dim();
-    Shard shard{dim, placement.sizes(), placement.owner(), placement.owner_rows(), placement.blocks()};
-    const int64_t rows = local[dim] / std::max(1, shard.blocks);
-    const bool fits = shard.blocks <= 1 || local[dim] % shard.blocks == 0;
-    if (placement.is_even() && fits && (rows % n != 0 || is_uneven[dim])) shard.sizes = parts_of(rows, n);
-    is_uneven[dim] = is_uneven[dim] || !shard.sizes.empty() || shard.owner >= 0;
-    if (const auto wrong = misfit(shard, local[dim], n, axis)) {
-      throw ShapeError({"global",
-                        fmt::format("{} {}", what.empty() ? "tensor" : what, shape_text(sizes.data(), sizes.size())),
-                        wrong->fact, mesh_.where() + ", layout " + layout.to_string(), wrong->action});
+    if (const auto wrong = misfit(*shard, own[0], n, axis)) {
+      throw ShapeError(
+          {"global", subject, wrong->fact, mesh_.where() + ", layout " + layout.to_string(), wrong->action});
     }
-    local[dim] = rows_of(shard, local[dim], n)[mesh_[axis].coord()];
-    entries.emplace_back(axis, std::move(shard));
+    Parts next;
+    for (const int64_t rows : own) {
+      for (const int64_t each : rows_of(*shard, rows, n)) {
+        if (std::ranges::find(next, each) == next.end()) next.push_back(each);
+      }
+    }
+    own = std::move(next);
+    entries.emplace_back(axis, *shard);
   }
-  const Layout result(std::move(entries));
-  for (const auto& [axis, placement] : result.entries()) {
-    if (!placement.is_shard() || placement.dim() < static_cast<int>(sizes.size())) continue;
-    throw LayoutError(
-        {"global", fmt::format("{} {}", what.empty() ? "tensor" : what, shape_text(sizes.data(), sizes.size())),
-         fmt::format("axis {} is {}, but there are {} dims", axis, placement.to_string(), sizes.size()), mesh_.where(),
-         sizes.empty() ? "a scalar cannot be sharded: use R or P"
-                       : fmt::format("shard a dim from 0 to {}", sizes.size() - 1)});
+  return intern(Layout(std::move(entries)));
+}
+
+Layout agreed_layout(const at::Tensor& piece, const Layout& layout, GlobalState& state) {
+  Layout agreed = state.completed(layout);
+  for (int dim = 0; dim < static_cast<int>(piece.dim()); ++dim) {
+    std::vector<std::string> axes = agreed.sharding(dim);
+    std::ranges::reverse(axes);  // the minor one first: its parts add up to one of the major one
+    int64_t rows = piece.size(dim);
+    int64_t num_uneven = 0;
+    for (const std::string& name : axes) {
+      const MeshAxis& axis = state.mesh()[name];
+      const Placement placement = agreed[name];
+      const at::Tensor own = at::empty({2}, at::kLong);
+      own.mutable_data_ptr<int64_t>()[0] = rows;
+      own.mutable_data_ptr<int64_t>()[1] = num_uneven;
+      const at::Tensor all = at::empty({2 * axis.size()}, at::kLong);
+      all_gather_async(axis.comm(), own, all, {}, Call("rows of a piece")).wait();
+      const int blocks = std::max(1, placement.blocks());
+      std::vector<int64_t> sizes;
+      rows = 0;
+      for (int i = 0; i < axis.size(); ++i) {
+        sizes.push_back(all.const_data_ptr<int64_t>()[2 * i] / blocks);
+        rows += all.const_data_ptr<int64_t>()[2 * i];
+        num_uneven = std::max(num_uneven, all.const_data_ptr<int64_t>()[2 * i + 1]);
+      }
+      if (std::ranges::all_of(sizes, [&](int64_t each) { return each == sizes[0]; })) continue;
+      num_uneven += name == axes.back() ? 0 : 1;
+      if (placement.is_even()) agreed = with_placement(agreed, name, Shard{dim, sizes, -1, -1, placement.blocks()});
+    }
+    if (num_uneven == 0) continue;
+    throw ShapeError({"global", "a piece " + shape_text(piece.sizes().data(), piece.dim()),
+                      fmt::format("dim {} is cut by two axes, and its pieces differ along axis {}", dim, axes.front()),
+                      state.mesh().where(), "cut it by one axis, or into equal pieces"});
   }
-  return intern(result);
+  return agreed;
 }
 
 at::Tensor wrap_piece(const at::Tensor& piece, at::IntArrayRef sizes, const Placed* placed,
                       const std::shared_ptr<GlobalState>& state, at::IntArrayRef given) {
   const at::Device device = piece.device();
+  if (c10::InferenceMode::is_enabled()) {
+    throw UsageError({"global", "a global tensor", "is made under c10::InferenceMode", state->mesh().where(),
+                      "use at::NoGradGuard instead"});
+  }
   const auto keys = c10::DispatchKeySet(key_of(device)).add(kGlobalKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(keys, piece.dtype(), device);
   Strides strides(given.begin(), given.end());

@@ -62,8 +62,8 @@ class GlobalState : public std::enable_shared_from_this<GlobalState> {
   const std::vector<std::string>& axes() const noexcept { return axes_; }
   const AxisPlaces& places() const noexcept { return places_; }
 
-  /// `layout` completed by R, with I as R, even shards where rows divide and balanced sizes where they do not. Throws
-  /// LayoutError and ShapeError as local_boxes.
+  /// `layout` completed by R, with I as R, even shards where rows divide and balanced sizes where they do not. A second
+  /// axis that cannot cut parts of different sizes evenly is R. Throws LayoutError and ShapeError as local_boxes.
   const Placed* placed(const Layout& layout, const std::vector<int64_t>& sizes, std::string_view what);
   /// Throws UsageError, as `what`, for an axis that global tensors of this context do not know, naming those they do.
   void check_axes(const std::vector<std::string>& axes, std::string_view what) const;
@@ -182,6 +182,10 @@ Strides dense_strides(at::IntArrayRef sizes, at::IntArrayRef order);
 
 /// distribute() without comparing what the ranks have.
 at::Tensor distributed(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);
+
+/// `layout` completed, with the sizes that the pieces of the ranks have where those differ. Collective over the axes
+/// that shard. Throws ShapeError on all of them for a dim that two axes cut if the minor one cuts it unevenly.
+Layout agreed_layout(const at::Tensor& piece, const Layout& layout, GlobalState& state);
 
 /// The piece of `meta` under another layout; itself if that is the same. Collective. Not differentiable.
 at::Tensor moved_piece(const PieceMeta& meta, const Placed* to, std::string_view what);

@@ -110,6 +110,7 @@ void ModuleAdapter::register_parameter_of(const std::string& name, const at::Ten
   const at::Tensor piece = split_->piece_of_whole(name, tensor);
   parameter.set_external();
   parameter.set_sharded(piece.requires_grad_(tensor.requires_grad()), split_->layout_of(name, tensor));
+  parameter.set_requires_grad(tensor.requires_grad());
   split_->add(parameter, tensor);
 }
 

@@ -177,7 +177,9 @@ at::Tensor Parameter::unsharded_gradient(const at::Tensor& gradient) {
 }
 
 void Parameter::check_no_sink() const {
-  if (sink_ == nullptr && (!unsharded_.defined() || impl::post_acc_grad_hooks(unsharded_) == nullptr)) return;
+  const bool has_hook = unsharded_.defined() && impl::get_autograd_meta(unsharded_) != nullptr &&
+                        impl::post_acc_grad_hooks(unsharded_) != nullptr;
+  if (sink_ == nullptr && !has_hook) return;
   throw UsageError({.op = "gradients",
                     .subject = name_,
                     .fact = "its gradient hook is taken",

@@ -1,3 +1,9 @@
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "caravan/global/local_call.h"
 #include "caravan/global/rules/rules.h"
 
 namespace caravan {
@@ -28,13 +34,28 @@ TypedResult of_sizes(const OpCall& call, bool is_zero) {
   return operation;
 }
 
+/// The strides are those of the whole: a piece is dense in the same order, so that views of it share its memory.
+void with_dense_strides(LocalCall& local) {
+  const std::vector<int64_t> strides = local.argument("stride").toIntVector();
+  std::vector<int64_t> order(strides.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](int64_t dim) { return strides[dim]; });
+  const Strides dense = dense_strides(local.argument("size").toIntVector(), order);
+  local.argument("stride") = std::vector<int64_t>(dense.begin(), dense.end());
+  local.run();
+}
+
 }  // namespace
 
 void add_creation_rules(RuleTable& rules) {
   rules.add({"aten::zeros_like", "aten::empty_like"}, [](const OpCall& call) { return like(call, true); });
   rules.add({"aten::ones_like", "aten::full_like"}, [](const OpCall& call) { return like(call, false); });
-  rules.add({"aten::new_zeros", "aten::new_empty", "aten::new_empty_strided"},
-            [](const OpCall& call) { return of_sizes(call, true); });
+  rules.add({"aten::new_zeros", "aten::new_empty"}, [](const OpCall& call) { return of_sizes(call, true); });
+  rules.add("aten::new_empty_strided", [](const OpCall& call) {
+    auto operation = of_sizes(call, true);
+    if (operation) operation->kernel = with_dense_strides;
+    return operation;
+  });
   rules.add({"aten::new_ones", "aten::new_full"}, [](const OpCall& call) { return of_sizes(call, false); });
 }
 
