@@ -331,11 +331,14 @@ TEST(GlobalCorners, DrawsStayInTheirRange) {
 }
 
 TEST(GlobalCorners, TypesOfWhatIsCreated) {
-  on_two([](const GlobalContext& context) {
+  const at::Tensor values = random_tensor({4}, 1);
+  on_two([&](const GlobalContext& context) {
     const CreatesGlobal scope(context);
     EXPECT_EQ(at::full({4}, 5).scalar_type(), at::kLong);
     EXPECT_EQ(at::full({4}, true).scalar_type(), at::kBool);
     EXPECT_EQ(at::full({4}, 5.).scalar_type(), at::kFloat);
+    // What was made before may be distributed meanwhile.
+    EXPECT_TRUE(is_global(distribute(values, kRows, context)));
   });
 }
 

@@ -100,7 +100,10 @@ CreatesGlobal::CreatesGlobal(const GlobalContext& context)
 CreatesGlobal::~CreatesGlobal() { creating = nullptr; }
 
 bool is_creating_global() noexcept { return creating != nullptr; }
-c10::impl::LocalDispatchKeySet keys_before_creating() noexcept { return *before_creating; }
+
+NotCreatingGlobal::NotCreatingGlobal() {
+  if (is_creating_global()) before_.emplace(*before_creating);
+}
 
 void create_or_run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const c10::FunctionSchema& schema = op.schema();

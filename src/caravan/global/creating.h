@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -36,11 +37,17 @@ class CreatesGlobal {
 
 /// Whether a CreatesGlobal lives on this thread.
 bool is_creating_global() noexcept;
-/// The dispatch keys of this thread without it: ops on pieces run under them.
-c10::impl::LocalDispatchKeySet keys_before_creating() noexcept;
+/// The dispatch keys of this thread without it, during its lifetime: for ops on pieces, and tensors of our own.
+class NotCreatingGlobal {
+ public:
+  NotCreatingGlobal();
+
+ private:
+  std::optional<c10::impl::ForceDispatchKeyGuard> before_;
+};
 
 /// An op that takes no global tensor, while a CreatesGlobal lives: makes a global tensor, or runs as it is. Called
-/// below autograd, under keys_before_creating().
+/// below autograd, under NotCreatingGlobal.
 void create_or_run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace caravan

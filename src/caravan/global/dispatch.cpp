@@ -438,8 +438,7 @@ class PieceCall {
 }  // namespace
 
 void run_on_pieces(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  std::optional<c10::impl::ForceDispatchKeyGuard> plain;
-  if (is_creating_global()) plain.emplace(keys_before_creating());
+  const NotCreatingGlobal plain;
   const at::AutoDispatchBelowADInplaceOrView below;
   PieceCall(op, *stack).run();
 }

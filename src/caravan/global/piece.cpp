@@ -15,6 +15,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/global/creating.h"
 #include "caravan/global/leaf_gradients.h"
 #include "caravan/global/op_info.h"
 #include "caravan/global/state.h"
@@ -250,6 +251,7 @@ const Placed* GlobalState::placed(const Layout& layout, const std::vector<int64_
 }
 
 Layout agreed_layout(const at::Tensor& piece, const Layout& layout, GlobalState& state) {
+  const NotCreatingGlobal plain;
   Layout agreed = state.completed(layout);
   for (int dim = 0; dim < static_cast<int>(piece.dim()); ++dim) {
     std::vector<std::string> axes = agreed.sharding(dim);

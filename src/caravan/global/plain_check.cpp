@@ -12,6 +12,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/tensor.h"
+#include "caravan/global/creating.h"
 #include "caravan/mesh/fit.h"
 
 namespace caravan {
@@ -28,6 +29,7 @@ uint64_t hash_of(const at::Tensor& tensor) {
 /// The ranks whose value differs from that of the first, which is at the front; empty if none does. Collective over the
 /// axes that global tensors know.
 std::vector<int64_t> different_ranks(uint64_t value, const std::string& what, GlobalState& state) {
+  const NotCreatingGlobal plain;
   at::Tensor all = at::empty({2}, at::kLong);  // rank and value of each
   all.mutable_data_ptr<int64_t>()[0] = state.mesh().rank();
   all.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(value);
