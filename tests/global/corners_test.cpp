@@ -10,6 +10,8 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/pixel_shuffle.h>
+#include <ATen/ops/pixel_unshuffle.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -232,6 +234,20 @@ TEST(GlobalCorners, TwoAxesOnOneDim) {
       return at::cat(flat);
     };
     EXPECT_TRUE(is_close(trained({{"*", both}}), trained({}), 1e-12));
+  });
+}
+
+/// A dim that an op takes apart keeps its factor where a rank has none of it.
+TEST(GlobalCorners, PixelsOfPiecesWithoutChannels) {
+  const at::Tensor values = random_tensor({2, 8, 3, 4}, 3);
+  on_two([&](const GlobalContext& context) {
+    for (const Layout& where : {Layout{{"tp", Shard{1, {8, 0}}}}, Layout{{"tp", Shard{1, {0, 8}}}}, Layout{}}) {
+      const at::Tensor x = distribute(values, where, context);
+      EXPECT_TRUE(at::equal(full(at::pixel_shuffle(x, 2)), at::pixel_shuffle(values, 2))) << where;
+    }
+    const at::Tensor wide = at::pixel_shuffle(values, 2);
+    const at::Tensor x = distribute(wide, {{"tp", Shard{2, {6, 0}}}}, context);
+    EXPECT_TRUE(at::equal(full(at::pixel_unshuffle(x, 2)), values));
   });
 }
 

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/global/local_call.h"
-#include "caravan/global/rules/looked_up.h"
+#include "caravan/global/rules/planes.h"
 #include "caravan/global/rules/regroup.h"
 #include "caravan/global/rules/rules.h"
 #include "caravan/global/rules/shapes.h"
@@ -218,9 +218,7 @@ TypedResult pixels(const OpCall& call, bool is_shuffle) {
   wide.insert(wide.end(), {c, h + x, w + y});
   operation.inputs = {is_shuffle ? deep : wide};
   operation.outputs = {is_shuffle ? wide : deep};
-  for (const std::string& dim : batch) operation.kernel_labels += dim;
-  operation.kernel_labels += c + h + w;
-  if (!operation.kernel_labels.empty()) operation.kernel = run_with_a_row;
+  never_empty(call, operation);
   return operation;
 }
 
