@@ -132,8 +132,12 @@ TEST(GlobalCorners, NumbersThatMatter) {
     const at::Tensor x = distribute(values, kRows, context);
     EXPECT_TRUE(at::equal(full(x.histc(10, 2, 3)), values.histc(10, 2, 3)));
     EXPECT_TRUE(at::equal(full(x.histc(10, 5, 5)), values.histc(10, 5, 5)));
-    const at::Tensor complex = values.to(at::kComplexDouble);
     const at::Tensor mask = values.sum(0) > 0;
+    for (const bool flag : {false, true}) {
+      const at::Tensor sum = x.sum(0).masked_fill(distribute(mask, {}, context), flag);
+      EXPECT_TRUE(is_close(full(sum), values.sum(0).masked_fill(mask, flag))) << flag;
+    }
+    const at::Tensor complex = values.to(at::kComplexDouble);
     for (const double number : {0., 5., 1.}) {
       const c10::complex<double> fill(number, 0);
       const at::Tensor sum = distribute(complex, kRows, context).sum(0);

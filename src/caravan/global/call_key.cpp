@@ -25,6 +25,7 @@ void add_integers(CallKey& key, const c10::IValue& value) {
 int64_t number_class(const c10::IValue& value) {
   if (!value.isScalar()) return value.isNone() ? 3 : 2;
   const c10::Scalar number = value.toScalar();
+  if (number.isBoolean()) return number.toBool() ? 1 : 0;  // which equals no number
   return number.equal(0) ? 0 : number.equal(1) ? 1 : 2;
 }
 
