@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "caravan/global/rules/looked_up.h"
+#include "caravan/global/rules/planes.h"
 #include "caravan/global/rules/rules.h"
 #include "caravan/global/rules/shapes.h"
 
@@ -183,8 +183,7 @@ TypedResult trace(const OpCall& call) {
 TypedResult fft(const OpCall& call) {
   TypedCall operation = within_dims(call, call.integers("dim"));
   for (const int64_t dim : call.integers("dim")) operation.outputs[0][wrapped(dim, call.num_dims(0))] = "";
-  for (const std::string& dim : operation.outputs[0]) operation.kernel_labels += dim;
-  if (!operation.kernel_labels.empty()) operation.kernel = run_with_a_row;
+  never_empty(call, operation);
   return operation;
 }
 

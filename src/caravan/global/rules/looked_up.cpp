@@ -21,23 +21,6 @@ at::Tensor with_a_row(const at::Tensor& table, int64_t dim) {
   return table.new_zeros(sizes);
 }
 
-void run_with_a_row(LocalCall& local) {
-  at::Tensor self = local.tensor("self");
-  if (self.numel() > 0) return local.run();
-  if (local.schema().arguments().back().is_out()) return local.give({local.tensor("out")});
-  Sizes empty;
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (self.size(dim) > 0) continue;
-    self = with_a_row(self, dim);
-    empty.push_back(dim);
-  }
-  local.argument("self") = self;
-  local.run();
-  at::Tensor result = local.result(0).toTensor();
-  for (const int64_t dim : empty) result = result.narrow(dim, 0, 0);
-  local.result(0) = result;
-}
-
 void add_row_kernel(TypedCall& operation, const OpCall& call, const std::string& label, LocalKernel kernel) {
   const bool has_blocks = std::ranges::any_of(call.operands(), [](const GlobalOperand& operand) {
     return std::ranges::any_of(operand.layout->entries(), [](const auto& entry) { return entry.second.blocks() > 1; });

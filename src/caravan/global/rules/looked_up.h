@@ -17,10 +17,6 @@ OwnRows own_rows(const at::Tensor& index, const LabelRange& range);
 /// The piece of a table, or one row of zeros if it has none, so that row 0 can be read.
 at::Tensor with_a_row(const at::Tensor& table, int64_t dim);
 
-/// A kernel of ops of `self` that refuse, or do not transform, tensors without elements: a piece without rows gets one,
-/// which its result does not have.
-void run_with_a_row(LocalCall& local);
-
 /// Lets a kernel that asks LocalCall::range of it have the label cut, unless an operand is cut in blocks.
 void add_row_kernel(TypedCall& operation, const OpCall& call, const std::string& label, LocalKernel kernel);
 
