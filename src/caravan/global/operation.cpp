@@ -11,6 +11,11 @@
 #include "caravan/global/rules/rules.h"
 
 namespace caravan {
+namespace {
+
+std::shared_mutex rules_mutex;  // rank threads register rules of their own and look others up
+
+}  // namespace
 
 std::string OpCall::name() const { return c10::toString(op_.operator_name()); }
 
@@ -73,10 +78,6 @@ int64_t OpCall::dim(std::string_view argument, size_t operand) const {
   return dim < 0 ? dim + num_dims(operand) : dim;
 }
 
-namespace {
-std::shared_mutex rules_mutex;  // rank threads register rules of their own and look others up
-}
-
 void RuleTable::add(std::string_view name, Rule rule) {
   const std::lock_guard lock(rules_mutex);
   rules_[std::string(name)] = std::move(rule);
@@ -123,6 +124,7 @@ RuleTable& rule_table() {
     add_convolution_rules(rules);
     add_pooling_rules(rules);
     add_sequence_rules(rules);
+    add_recurrent_rules(rules);
     add_random_rules(rules);
     add_linear_algebra_rules(rules);
     return rules;

@@ -38,7 +38,7 @@ void add_distance_rules(RuleTable& rules);
 void add_convolution_rules(RuleTable& rules);
 void add_pooling_rules(RuleTable& rules);
 void add_sequence_rules(RuleTable& rules);
-void add_recurrent_rules(RuleTable& rules);  // called by add_sequence_rules
+void add_recurrent_rules(RuleTable& rules);
 void add_random_rules(RuleTable& rules);
 void add_linear_algebra_rules(RuleTable& rules);
 

@@ -59,7 +59,6 @@ void add_sequence_rules(RuleTable& rules) {
   rules.add({"aten::kthvalue", "aten::mode", "aten::median", "aten::nanmedian"},
             [](const OpCall& call) -> TypedResult { return whole_reduction(call); });
   rules.add("aten::flip", flip);
-  add_recurrent_rules(rules);
   rules.add("aten::roll", roll);
   rules.add("aten::rot90", rot90);
 }
