@@ -42,6 +42,18 @@ void on_two(const std::function<void(const GlobalContext&)>& body) {
   on_mesh({{"tp", 2}}, [&](const Mesh& mesh) { body(GlobalContext(mesh)); });
 }
 
+/// A parameter that multiplies rows, of which each rank has some: its gradient is their sum.
+struct WeightedRows {
+  explicit WeightedRows(const GlobalContext& context)
+      : parameter(distribute(random_tensor({4}, 3).requires_grad_(), {}, context)),
+        rows(distribute(random_tensor({6, 4}, 4), kRows, context)) {}
+  void backward() const { (rows * parameter).sum().backward(); }
+  static at::Tensor gradient() { return random_tensor({6, 4}, 4).sum(0); }
+
+  at::Tensor parameter;
+  at::Tensor rows;
+};
+
 TEST(GlobalCorners, StacksOfNormsAndOtherNumbers) {
   on_two([](const GlobalContext& context) {
     const at::Tensor x = distribute(at::ones({4}, at::kDouble), kRows, context);
@@ -111,17 +123,14 @@ TEST(GlobalCorners, WhatIsMovedHasMemoryOfItsOwn) {
 
 /// A rank that reads its piece alone plans as the others do.
 TEST(GlobalCorners, ReadingAPieceIsNoCollective) {
-  const at::Tensor values = random_tensor({4}, 3);
-  const at::Tensor input = random_tensor({6, 4}, 4);
-  on_two([&](const GlobalContext& context) {
-    const at::Tensor parameter = distribute(values.clone().requires_grad_(), {}, context);
-    const at::Tensor data = distribute(input, kRows, context);
-    (data * parameter).sum().backward();
+  on_two([](const GlobalContext& context) {
+    const WeightedRows net(context);
+    net.backward();
     if (context.mesh().rank() == 0) {
-      EXPECT_TRUE(is_close(local(parameter.grad()), input.sum(0)));
+      EXPECT_TRUE(is_close(local(net.parameter.grad()), WeightedRows::gradient()));
     }
-    (data * parameter).sum().backward();
-    EXPECT_TRUE(is_close(full(parameter.grad()), 2 * input.sum(0)));
+    net.backward();
+    EXPECT_TRUE(is_close(full(net.parameter.grad()), 2 * WeightedRows::gradient()));
   });
 }
 
@@ -423,31 +432,26 @@ TEST(GlobalCorners, BackwardAfterOneThatThrew) {
       throw std::runtime_error("planted");
     }
   };
-  const at::Tensor values = random_tensor({4}, 3);
-  const at::Tensor input = random_tensor({6, 4}, 4);
-  on_two([&](const GlobalContext& context) {
-    const at::Tensor first = distribute(values.clone().requires_grad_(), {}, context);
-    const at::Tensor second = distribute(values.clone().requires_grad_(), {}, context);
-    const at::Tensor data = distribute(input, kRows, context);
-    EXPECT_THROW(((data * first).sum() + Throws::apply(data * second).sum()).backward(), std::runtime_error);
-    first.mutable_grad() = second.mutable_grad() = at::Tensor();
-    (data * second).sum().backward();
-    EXPECT_EQ(layout(second.grad()).to_string(), "tp=R");
-    EXPECT_TRUE(is_close(full(second.grad()), input.sum(0)));
+  on_two([](const GlobalContext& context) {
+    const WeightedRows first(context);
+    const WeightedRows second(context);
+    const at::Tensor thrown = Throws::apply(second.rows * second.parameter).sum();
+    EXPECT_THROW(((first.rows * first.parameter).sum() + thrown).backward(), std::runtime_error);
+    first.parameter.mutable_grad() = second.parameter.mutable_grad() = at::Tensor();
+    second.backward();
+    EXPECT_EQ(layout(second.parameter.grad()).to_string(), "tp=R");
+    EXPECT_TRUE(is_close(full(second.parameter.grad()), WeightedRows::gradient()));
     // The second gradient is added to the first.
-    (data * second).sum().backward();
-    EXPECT_TRUE(is_close(full(second.grad()), 2 * input.sum(0)));
+    second.backward();
+    EXPECT_TRUE(is_close(full(second.parameter.grad()), 2 * WeightedRows::gradient()));
   });
 }
 
 /// What a second backward adds to a gradient is reduced with the others when it ends, not by itself.
 TEST(GlobalCorners, GradientsThatAddUpAreReducedTogether) {
-  const at::Tensor values = random_tensor({4}, 3);
-  const at::Tensor input = random_tensor({6, 4}, 4);
-  on_two([&](const GlobalContext& context) {
-    const at::Tensor parameter = distribute(values.clone().requires_grad_(), {}, context);
-    const at::Tensor data = distribute(input, kRows, context);
-    (data * parameter).sum().backward();
+  on_two([](const GlobalContext& context) {
+    const WeightedRows net(context);
+    net.backward();
     int added = 0;
     int moved = 0;
     context.state()->watch([&](const OpInfo& op, const Solution& solution) {
@@ -455,12 +459,12 @@ TEST(GlobalCorners, GradientsThatAddUpAreReducedTogether) {
       ++added;
       for (const Placed* each : solution.operands) moved += each->layout["tp"].is_replicate() ? 1 : 0;
     });
-    (data * parameter).sum().backward();
+    net.backward();
     context.state()->watch(nullptr);
     EXPECT_EQ(added, 1);
     EXPECT_EQ(moved, 0);  // both are summands
-    EXPECT_EQ(layout(parameter.grad()).to_string(), "tp=R");
-    EXPECT_TRUE(is_close(full(parameter.grad()), 2 * input.sum(0)));
+    EXPECT_EQ(layout(net.parameter.grad()).to_string(), "tp=R");
+    EXPECT_TRUE(is_close(full(net.parameter.grad()), 2 * WeightedRows::gradient()));
   });
 }
 
