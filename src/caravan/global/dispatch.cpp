@@ -17,6 +17,7 @@
 #include "caravan/global/plain_check.h"
 #include "caravan/global/planning.h"
 #include "caravan/global/roots.h"
+#include "caravan/global/view_origin.h"
 #include "caravan/mesh/fit.h"
 
 namespace caravan {

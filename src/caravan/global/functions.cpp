@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -50,7 +51,7 @@ const Kept& kept(AutogradContext* context, const char* name) {
   return static_cast<const Kept&>(*holder);
 }
 
-at::Tensor moved(const at::Tensor& tensor, const Placed* to, const char* what) {
+at::Tensor moved(const at::Tensor& tensor, const Placed* to, std::string_view what) {
   const PieceMeta& meta = *meta_of(tensor);
   if (meta.placed == to) return tensor;
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -81,6 +82,11 @@ at::Tensor as_global(const at::Tensor& gradient, const Kept& kept) {
   return wrap_piece(gradient, gradient.sizes(), kept.state->whole(), kept.state);
 }
 
+/// Whether a backward function is part of a graph itself.
+bool is_differentiated_again(const at::Tensor& gradient) {
+  return at::GradMode::is_enabled() && gradient.requires_grad();
+}
+
 struct Redistribution : torch::autograd::Function<Redistribution> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const KeptPtr& to, bool constrains,
                             const std::string& what) {
@@ -88,7 +94,7 @@ struct Redistribution : torch::autograd::Function<Redistribution> {
     context->saved_data["from"] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(meta.state, meta.placed));
     context->saved_data["to"] = c10::IValue::make_capsule(to);
     context->saved_data["constrains"] = constrains;
-    const at::Tensor result = moved(tensor, to->placed, what.c_str());
+    const at::Tensor result = moved(tensor, to->placed, what);
     return result.is_same(tensor) ? tensor.view_as(tensor) : result;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -96,7 +102,7 @@ struct Redistribution : torch::autograd::Function<Redistribution> {
     at::Tensor gradient = as_global(gradients[0], from);
     const auto bring = [&](const Kept& like, bool sums) {
       const Placed* to = gradient_layout(*like.placed, meta_of(gradient)->placed->layout, sums, *like.state);
-      gradient = at::GradMode::is_enabled() && gradient.requires_grad()
+      gradient = is_differentiated_again(gradient)
                      ? Redistribution::apply(gradient, c10::make_intrusive<Kept>(like.state, to), false, "gradient")
                      : moved(gradient, to, "gradient of redistribute");
     };
@@ -130,10 +136,6 @@ struct FromPiece : torch::autograd::Function<FromPiece> {
 };
 
 KeptPtr pointer(const Kept& kept) { return c10::make_intrusive<Kept>(kept.state, kept.placed, kept.sizes); }
-
-bool is_differentiated_again(const at::Tensor& gradient) {
-  return at::GradMode::is_enabled() && gradient.requires_grad();
-}
 
 variable_list Local::backward(AutogradContext* context, const variable_list& gradients) {
   const Kept& of = kept(context, "gradient");

@@ -209,9 +209,7 @@ class Planner {
     solution_->outputs.push_back({state_.whole(), {}});
     solution_->writes_back = info_.writes;
     const bool is_sharded = std::ranges::any_of(operands, [&](const GlobalOperand& operand) {
-      return std::ranges::any_of(operand.layout->entries(), [&](const auto& entry) {
-        return entry.second.is_shard() && state_.mesh()[entry.first].size() > 1;
-      });
+      return std::ranges::any_of(operand.layout->entries(), [](const auto& entry) { return entry.second.is_shard(); });
     });
     if (is_sharded) {
       solution_->why_whole = why;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -140,25 +139,6 @@ struct PieceMeta final : c10::BackendMeta {
   std::shared_ptr<ViewOrigin> origin{};  ///< of a view of a piece that was moved for it; null: of no such view
 };
 
-/// What a view of a moved piece was taken of: the view has memory of its own, so writes to it are carried back. Keeps
-/// nothing alive but that memory.
-struct ViewOrigin {
-  /// PieceMeta of the tensor. Nothing: there is no way back, as from a sum.
-  std::optional<c10::weak_intrusive_ptr<c10::BackendMeta>> base{};
-  int64_t num_writes = 0;          ///< to the base when the view was taken
-  int64_t num_all_writes = 0;      ///< to all tensors of the context: aliases of the base are some
-  at::Tensor moved{};              ///< the piece of the base that was moved, of which the view is one
-  const Placed* placed = nullptr;  ///< where to
-};
-
-std::shared_ptr<ViewOrigin> origin_of(const at::Tensor& base, const at::Tensor& moved, const Placed* placed);
-/// Whether the tensor that this is a view of is as it was when the view was taken, as far as is known.
-bool is_current(const PieceMeta& view);
-/// Whether what is written to this tensor can be carried back: nothing else was written since the view was taken.
-bool may_write(const PieceMeta& view);
-/// Carries a write back to where the view was taken.
-void write_to_origin(PieceMeta& view);
-
 /// The key on which global tensors dispatch: of a back-end that no build of libtorch has.
 inline constexpr c10::DispatchKey kGlobalKey = c10::DispatchKey::FPGA;
 
@@ -179,6 +159,10 @@ using Strides = c10::SmallVector<int64_t, 6>;
 /// Dense strides of a tensor whose dims lie in this order in memory, the outermost first. Dims that it lacks are
 /// repeated: their stride is 0.
 Strides dense_strides(at::IntArrayRef sizes, at::IntArrayRef order);
+/// Dense strides of a tensor whose dims lie in memory as those of one with these strides and `rows`, so that what asks
+/// for a contiguous tensor gets one. Dims that are repeated there (stride 0) are repeated here too. All ranks must get
+/// the same for their pieces, as autograd chooses by them: so a dim of one row counts by its stride.
+Strides strides_like(at::IntArrayRef strides, at::IntArrayRef rows, at::IntArrayRef sizes);
 
 /// distribute() without comparing what the ranks have.
 at::Tensor distributed(const at::Tensor& whole, const Layout& layout, const GlobalContext& context);

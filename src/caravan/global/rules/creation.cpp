@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <functional>
-#include <numeric>
 #include <vector>
 
 #include "caravan/global/local_call.h"
@@ -36,11 +33,8 @@ TypedResult of_sizes(const OpCall& call, bool is_zero) {
 
 /// The strides are those of the whole: a piece is dense in the same order, so that views of it share its memory.
 void with_dense_strides(LocalCall& local) {
-  const std::vector<int64_t> strides = local.argument("stride").toIntVector();
-  std::vector<int64_t> order(strides.size());
-  std::iota(order.begin(), order.end(), int64_t{0});
-  std::ranges::stable_sort(order, std::ranges::greater(), [&](int64_t dim) { return strides[dim]; });
-  const Strides dense = dense_strides(local.argument("size").toIntVector(), order);
+  const std::vector<int64_t> sizes = local.argument("size").toIntVector();
+  const Strides dense = strides_like(local.argument("stride").toIntVector(), sizes, sizes);
   local.argument("stride") = std::vector<int64_t>(dense.begin(), dense.end());
   local.run();
 }
