@@ -6,6 +6,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
@@ -247,6 +248,26 @@ TEST(GlobalCorners, TwoAxesOnOneDim) {
       return at::cat(flat);
     };
     EXPECT_TRUE(is_close(trained({{"*", both}}), trained({}), 1e-12));
+  });
+}
+
+/// A gradient is summed before a norm takes it, not after, where those of the weights would be summed too.
+TEST(GlobalCorners, SumsBeforeNorms) {
+  constexpr int64_t kTokens = 8192;  // so many that the weights are few beside them
+  on_two([](const GlobalContext& context) {
+    const at::Tensor x = distribute(random_tensor({kTokens, 4}, 1).requires_grad_(), {}, context);
+    const at::Tensor weight = distribute(at::ones({4}, at::kDouble).requires_grad_(), {}, context);
+    const at::Tensor pending = distribute(random_tensor({2, kTokens, 4}, 2), kRows, context).sum(0);
+    ASSERT_EQ(layout(pending).to_string(), "tp=P");
+    int num_backward = 0;
+    context.state()->watch([&](const OpInfo& op, const Solution& solution) {
+      if (op.name != "aten::native_layer_norm_backward") return;
+      ++num_backward;
+      EXPECT_TRUE(solution.operands[0]->is_whole);
+    });
+    at::layer_norm(x, {4}, weight).backward(pending);
+    context.state()->watch(nullptr);
+    EXPECT_EQ(num_backward, 1);
   });
 }
 

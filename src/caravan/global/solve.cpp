@@ -226,12 +226,14 @@ class Solver {
     return true;
   }
 
-  /// A partial result is summed later. A little less than summing now if nothing whole is added to it.
+  /// A partial result is summed later, and each of several outputs by itself. Of equal costs, that of summing now is
+  /// the larger one unless something whole is added.
   double pending_cost(const std::string& axis, int n) const {
     const bool is_mixed = std::ranges::any_of(op_.terms, [&](const std::vector<int>& term) {
       return std::ranges::none_of(term, [&](int i) { return current(i, axis).is_partial() || operands_[i].may_move; });
     });
-    return 2.0 * (n - 1) / n * output_bytes() * (is_mixed ? 1.001 : 0.999);
+    constexpr double kTie = 1e-6;  // so little that no output's bytes are outweighed
+    return 2.0 * (n - 1) / n * output_bytes() * (is_mixed ? 1 + kTie : 1 - kTie);
   }
 
   double output_bytes() const {
