@@ -28,6 +28,10 @@ SIZES = {"floor": (4, 128, 4, 8, 512, 1, 60), "tiny": (4, 128, 4, 128, 512, 16, 
          "small": (6, 384, 6, 256, 4096, 4, 8), "gpt2": (12, 768, 12, 512, 50304, 1, 4)}
 WARM_UP = 2
 
+# Settings of a run that does nothing but steps.
+STEPS_ALONE = {"train.eval_every": 0, "train.eval_batches": 1, "checkpoint.every": 0, "sample.tokens": 0,
+               "comm.threads_per_rank": 1}
+
 
 def torch_steps(name, dtype):
     """Runs in a separate process and prints the milliseconds of each step."""
@@ -83,22 +87,27 @@ def model_settings(size):
             "model.vocabulary": vocabulary, "data.tokenizer": '"bytes"'}
 
 
-def ours(arguments, size, dtype, environment, ranks=1, more=None):
-    """The median step in ms. `more`: further settings of the recipe."""
+def run_settings(size, dtype, ranks=1):
     batch, steps = SIZES[size][-2:]
+    return model_settings(size) | STEPS_ALONE | {"train.global_batch": batch * ranks, "train.steps": steps + WARM_UP,
+                                                 "optimizer.clip_norm": 0, "precision.compute": f'"{dtype}"'}
+
+
+def median_step(caravan, settings, environment, ranks=1, recipe=None):
+    """In ms."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"train.global_batch": batch * ranks, "train.steps": steps + WARM_UP,
-                    "train.eval_every": 0, "train.eval_batches": 1,
-                    "optimizer.clip_norm": 0, "checkpoint.every": 0, "sample.tokens": 0,
-                    "precision.compute": f'"{dtype}"',
-                    "comm.threads_per_rank": 1, "checkpoint.dir": f'"{folder}/run"'}
-        command = [arguments.caravan, "train", "--ranks", str(ranks)]
-        for key, value in (model_settings(size) | settings | (more or {})).items():
+        command = [caravan, "train", *([recipe] if recipe else []), "--ranks", str(ranks)]
+        for key, value in (settings | {"checkpoint.dir": f'"{folder}/run"'}).items():
             command += ["--set", f"{key}={value}"]
         run(command, environment)
         lines = [json.loads(line) for line in open(f"{folder}/run/train.log")]
     return statistics.median(line["step_ms"] for line in lines if line.get("step_ms") is not None
                              and line.get("step", 0) > WARM_UP)
+
+
+def ours(arguments, size, dtype, environment, ranks=1, more=None):
+    """The median step in ms. `more`: further settings of the recipe."""
+    return median_step(arguments.caravan, run_settings(size, dtype, ranks) | (more or {}), environment, ranks)
 
 
 def main():
