@@ -33,7 +33,7 @@ import machine
 import one_rank
 
 KINDS = [("products", r"^(addmm_?|mm|bmm|baddbmm_?|matmul|linear|_linear_pointwise|_addmm_activation|mv|dot)$"),
-         ("attention", r"scaled_dot_product|^_?softmax|masked_fill|rope"), ("loss", r"cross_entropy|log_softmax|nll_loss"),
+         ("attention", r"^attention|scaled_dot_product|^_?softmax|masked_fill|rope"), ("loss", r"cross_entropy|log_softmax|nll_loss"),
          ("activation", r"gelu|silu|swiglu|sigmoid|dropout"), ("norm", r"layer_norm|rms_norm"),
          ("embedding", r"embedding|index_select|index_copy|arange"), ("norm of gradients", r"grad_norm"),
          ("optimizer", r"adamw|sgd|muon|lion|adafactor"), ("additions", r"^(add|sum|mul|div|sub)_?$"),

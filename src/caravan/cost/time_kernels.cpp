@@ -83,8 +83,8 @@ void time_attention(Communicator& world, MeasuredKernels& own) {
       return spread_numbers({batch, positions, heads, width}).to(type_of(own.dtype)).requires_grad_(true);
     };
     const at::Tensor q = operand(), k = operand(), v = operand(), dy = operand().detach();
-    const double one_way = kernel_seconds(world, [&] { causal_attention(q, k, v); });
-    const double both = kernel_seconds(world, [&] { causal_attention(q, k, v).backward(dy); });
+    const double one_way = kernel_seconds(world, [&] { fused_attention(q, k, v, VisibleKeys::causal()); });
+    const double both = kernel_seconds(world, [&] { fused_attention(q, k, v, VisibleKeys::causal()).backward(dy); });
     const double way_back = std::max(both - one_way, 0.1 * one_way);
     const auto rows = static_cast<double>(batch * heads * positions);
     const double product = rows * static_cast<double>(positions * width);  // half of its 2 FLOPs are masked

@@ -27,7 +27,7 @@ template <class Kernel, class... Args>
   Kernel::run(args...);
 }
 template <class Kernel, class... Args>
-[[gnu::target("avx2"), gnu::flatten]] void run_avx2(Args... args) {
+[[gnu::target("avx2,fma"), gnu::flatten]] void run_avx2(Args... args) {
   Kernel::run(args...);
 }
 #endif
@@ -39,8 +39,9 @@ template <class Kernel, class... Args>
 
 /// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and everything it calls are always_inline
 /// plain loops in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them for
-/// each set. Nothing is fused or reassociated, so every set gives the same bits. This uses functions with a target
-/// attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is initialised.
+/// each set. Nothing is reassociated, and fused only with -ffp-contract=fast, so every set gives the same bits. This uses
+/// functions with a target attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is
+/// initialised.
 template <class Kernel, class... Args>
 void dispatch(Args... args) {
 #if defined(__x86_64__)

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/le.h>
 #include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 
@@ -62,15 +61,6 @@ void check_inputs(const Tensors& inputs, const ForwardContext& context, const st
   }
 }
 
-/// True where a query sees a key: [queries, keys], or [batch, 1, queries, keys] with documents.
-at::Tensor visible_keys(const at::Tensor& order, int64_t keys, const at::Tensor& documents) {
-  const at::Tensor seen = counted_up(0, keys, order.device()).unsqueeze(0).le(order.unsqueeze(1));
-  if (!documents.defined()) return seen;
-  const at::Tensor of_keys = documents.narrow(1, 0, keys);
-  const at::Tensor of_queries = documents.index_select(1, order);
-  return of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).logical_and_(seen).unsqueeze(1);
-}
-
 /// The number of keys that any query sees: no later ones. For meta tensors, whose order is not known: all.
 int64_t num_keys(const at::Tensor& order, int64_t all) {
   if (order.is_meta()) return all;
@@ -90,36 +80,34 @@ Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
 }
 
 at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
-  if (inputs.size() == 3 && !context.documents.defined() && !drops(context))
-    return causal_attention(inputs[0], inputs[1], inputs[2]);
-  const int64_t queries = inputs[0].size(1);
-  const at::Tensor in_order = counted_up(0, queries, inputs[0].device());
+  const at::Tensor& q = inputs[0];
+  const int64_t queries = q.size(1);
+  const at::Tensor in_order = counted_up(0, queries, q.device());
   const bool is_in_order = inputs.size() == 3;
-  const at::Tensor order = is_in_order ? in_order : inputs[3];
-  const int64_t keys = is_in_order ? queries : num_keys(order, inputs[1].size(1));
-  const at::Tensor q = inputs[0].transpose(1, 2);
-  const at::Tensor k = inputs[1].narrow(1, 0, keys).transpose(1, 2);
-  const at::Tensor v = inputs[2].narrow(1, 0, keys).transpose(1, 2);
-  if (drops(context)) {
-    return with_dropout(q, k, v, visible_keys(order, keys, context.documents), context).transpose(1, 2);
+  const int64_t keys = is_in_order ? queries : num_keys(inputs[3], inputs[1].size(1));
+  const bool is_causal = queries == keys && (is_in_order || is_equal(inputs[3], in_order));
+  const bool sees_all = queries == 1;
+  VisibleKeys seen = is_causal ? VisibleKeys::causal() : sees_all ? VisibleKeys::all() : VisibleKeys::up_to(inputs[3]);
+  if (context.documents.defined()) {
+    const at::Tensor of_keys = context.documents.narrow(1, 0, keys);
+    seen = seen.within_documents(is_in_order ? of_keys : of_keys.index_select(1, inputs[3]), of_keys);
   }
-  const bool has_documents = context.documents.defined();
-  const bool is_causal = !has_documents && queries == keys && (is_in_order || is_equal(order, in_order));
-  const bool sees_all = !has_documents && queries == 1;
-  if (is_causal || sees_all) return fused_attention(q, k, v, std::nullopt, is_causal).transpose(1, 2);
-  return fused_attention(q, k, v, visible_keys(order, keys, context.documents), false).transpose(1, 2);
+  const at::Tensor k = inputs[1].narrow(1, 0, keys), v = inputs[2].narrow(1, 0, keys);
+  return drops(context) ? with_dropout(q, k, v, seen, context) : fused_attention(q, k, v, seen);
 }
 
 /// The fused CPU kernels do not support dropout. This path materialises the weights, [batch, heads, queries, keys].
-at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const at::Tensor& visible, const ForwardContext& context) const {
+at::Tensor AttentionCore::with_dropout(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                                       const VisibleKeys& seen, const ForwardContext& context) const {
+  const at::Tensor q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
   const int64_t group = q.size(1) / k.size(1);
   const auto repeated = [&](const at::Tensor& x) {
     return group == 1 ? x : x.unsqueeze(2).expand({-1, -1, group, -1, -1}).flatten(1, 2);
   };
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor hidden = seen.mask(q.size(2), k.size(2), q).logical_not();
   at::Tensor weights = attention_product(q * scale, repeated(k).transpose(2, 3));
-  weights = at::softmax(weights.masked_fill_(visible.logical_not(), -std::numeric_limits<double>::infinity()), -1);
+  weights = at::softmax(weights.masked_fill_(hidden, -std::numeric_limits<double>::infinity()), -1);
   const DimIndex& sequence = checked_index(context, Dim::sequence, q.size(2), name());
   weights = counter_dropout(weights, dropout_,
                             {.seed = context.seed,
@@ -128,7 +116,7 @@ at::Tensor AttentionCore::with_dropout(const at::Tensor& q, const at::Tensor& k,
                              .index = {checked_index(context, Dim::batch, q.size(0), name()),
                                        checked_index(context, Dim::head, q.size(1), name()), sequence,
                                        DimIndex(0, k.size(2), sequence.global(q.size(2)))}});
-  return taken("attention with dropout", attention_product(weights, repeated(v)));
+  return taken("attention with dropout", attention_product(weights, repeated(v))).transpose(1, 2);
 }
 
 Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)

@@ -4,6 +4,7 @@
 
 #include "caravan/module/module.h"
 #include "caravan/nn/attention/rope.h"
+#include "caravan/nn/attention/visible_keys.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
 #include "caravan/nn/linear.h"
@@ -32,8 +33,8 @@ class AttentionCore final : public Module {
 
  private:
   at::Tensor attend(const Tensors& inputs, const ForwardContext& context) const;
-  at::Tensor with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible,
-                          const ForwardContext& context) const;
+  at::Tensor with_dropout(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                          const VisibleKeys& seen, const ForwardContext& context) const;
   double dropout_;
 };
 

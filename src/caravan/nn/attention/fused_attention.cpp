@@ -16,12 +16,16 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include "caravan/base/error.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/meta/product_workspace.h"
 #include "caravan/module/path.h"
+#include "caravan/nn/attention/tiled_attention.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/product.h"
+#include "caravan/nn/product/tile_product.h"
 
 namespace caravan {
 namespace {
@@ -34,6 +38,7 @@ using torch::autograd::variable_list;
 constexpr auto kMathKernel = static_cast<int64_t>(at::SDPBackend::math);
 
 at::Tensor to_fp32(const at::Tensor& x) { return x.to(at::kFloat); }
+at::Tensor by_head(const at::Tensor& x) { return x.transpose(1, 2); }
 
 /// Heads that share keys and values read copies; torch's kernel wants equal numbers of heads.
 at::Tensor repeated(const at::Tensor& x, int64_t group) { return group == 1 ? x : x.repeat_interleave(group, 1); }
@@ -41,57 +46,56 @@ at::Tensor summed(const at::Tensor& dx, int64_t group) {
   return group == 1 ? dx : dx.unflatten(1, {dx.size(1) / group, group}).sum(2);
 }
 
-/// Inputs, outputs and saved tensors in 16 bits; fp32 in between.
-struct AttentionInFp32 : Function<AttentionInFp32> {
+bool attends_in_fp32(const at::Tensor& q) {
+  if (is_on_accelerator(q)) return false;
+  return q.scalar_type() == at::kHalf ||
+         (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
+}
+
+/// Whether the operands of products are bf16. Throws UsageError if they were, and oneDNN cannot multiply them.
+bool multiplies_bf16(const at::Tensor& q) {
+  if (q.scalar_type() != at::kBFloat16 || attends_in_fp32(q)) return false;
+  if (q.is_meta() || has_bf16_tiles()) return true;
+  throw UsageError({"attention", "attention=native", "oneDNN has no products of bf16 tiles on this processor", "",
+                    "set CARAVAN_PRODUCTS=attention=fp32, or start the ranks on processors of one kind"});
+}
+
+/// Whether the tiles of this library compute it.
+bool is_tiled(const at::Tensor& q, const at::Tensor& k) {
+  if (is_on_accelerator(q) || q.scalar_type() == at::kDouble || q.numel() == 0 || k.numel() == 0) return false;
+  return q.size(1) >= kFewRows || attends_in_fp32(q);
+}
+
+/// "fused attention backward in fp32 (masked)".
+std::string path_of_tiles(const char* what, const at::Tensor& q, bool has_ranges) {
+  return fmt::format("{}{}{}", what, attends_in_fp32(q) ? " in fp32" : "", has_ranges ? " (masked)" : "");
+}
+
+struct FusedAttention : Function<FusedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>& bias, bool is_causal) {
-    const int64_t group = q.size(1) / k.size(1);
-    auto [wide, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        to_fp32(q), repeated(to_fp32(k), group), repeated(to_fp32(v), group), 0.0, is_causal, bias);
-    at::Tensor out = wide.to(q.scalar_type());
-    take_path(bias.has_value() ? "fused attention in fp32 (masked)" : "fused attention in fp32", out);
-    ctx->save_for_backward({q, k, v, out, log_sum_exp, bias.value_or(at::Tensor())});
-    ctx->saved_data["is_causal"] = is_causal;
+                            const VisibleKeys& seen) {
+    const auto [out, log_sum_exp] = tiled_attention(q, k, v, seen, multiplies_bf16(q), q.scalar_type());
+    take_path(path_of_tiles("fused attention", q, seen.has_ranges()), out);
+    const auto [bounds, query_documents, key_documents] = seen.saved();
+    ctx->save_for_backward({q, k, v, out, log_sum_exp, bounds, query_documents, key_documents});
+    ctx->saved_data["is_causal"] = seen.is_causal();
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const int64_t group = saved[0].size(1) / saved[1].size(1);
-    const std::optional<at::Tensor> bias = saved[5].defined() ? std::optional(saved[5]) : std::nullopt;
-    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        to_fp32(grads[0]), to_fp32(saved[0]), repeated(to_fp32(saved[1]), group), repeated(to_fp32(saved[2]), group),
-        to_fp32(saved[3]), saved[4], 0.0, ctx->saved_data["is_causal"].toBool(), bias);
-    take_path("fused attention backward in fp32", dq);
-    const auto rounded = [type = saved[0].scalar_type()](const at::Tensor& x) { return x.to(type); };
-    return {rounded(dq), rounded(summed(dk, group)), rounded(summed(dv, group)), {}, {}};
-  }
-};
-
-/// The kernel that scaled_dot_product_attention chooses for the CPU.
-struct CausalAttention : Function<CausalAttention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(q.transpose(1, 2), k.transpose(1, 2),
-                                                                              v.transpose(1, 2), 0.0, true);
-    out = out.transpose(1, 2);
-    take_path("fused attention", out);
-    ctx->save_for_backward({q, k, v, out, log_sum_exp});
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
-    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        by_head(grads[0]), by_head(saved[0]), by_head(saved[1]), by_head(saved[2]), by_head(saved[3]), saved[4], 0.0,
-        true);
-    take_path("fused attention backward", dq);
-    return {by_head(dq), by_head(dk), by_head(dv)};
+    const at::Tensor& q = saved[0];
+    const VisibleKeys seen =
+        VisibleKeys::restored(ctx->saved_data["is_causal"].toBool(), {saved[5], saved[6], saved[7]});
+    const auto [dq, dk, dv] = tiled_attention_backward(grads[0], q, saved[1], saved[2], {saved[3], saved[4]}, seen,
+                                                       multiplies_bf16(q), q.scalar_type());
+    take_path(path_of_tiles("fused attention backward", q, seen.has_ranges()), dq);
+    return {dq, dk, dv, {}};
   }
 };
 
 /// torch's fused kernel supports a mask only as numbers that are added to the scores.
-at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type = at::kFloat) {
+at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType type) {
   const at::Tensor bias = at::zeros(mask.sizes(), mask.options().dtype(type));
   return bias.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
 }
@@ -103,12 +107,6 @@ at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Ten
   std::optional<at::Tensor> bias;
   if (mask.has_value()) bias = at::zeros(mask->sizes(), q.options());
   return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias));
-}
-
-bool attends_in_fp32(const at::Tensor& q) {
-  if (is_on_accelerator(q)) return false;
-  return q.scalar_type() == at::kHalf ||
-         (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
 
 /// a b, one sequence of the batch at a time: the widened operands of all would take as much additional memory as
@@ -155,23 +153,43 @@ at::Tensor product_on_meta(const at::Tensor& a, const at::Tensor& b) {
   return at::_unsafe_view(ProductOnMeta::apply(batched(a), batched(b)), {a.size(0), a.size(1), a.size(2), b.size(3)});
 }
 
-/// The dtype in which a block is computed, and of its result.
-at::ScalarType kernel_type(const at::Tensor& q) { return attends_in_fp32(q) ? at::kFloat : q.scalar_type(); }
+/// Of a block, and of its gradients.
 at::ScalarType block_type(const at::Tensor& q) { return compute_type(q.scalar_type()); }
 
-/// The layout that the kernels need: [batch, heads, positions, width].
-at::Tensor for_kernel(const at::Tensor& x, at::ScalarType type, int64_t group = 1) {
-  return repeated(x.to(type).transpose(1, 2), group);
-}
-
 /// A path for each way in which a block is called.
-std::string block_path(const char* what, bool is_masked, bool is_causal) {
-  return fmt::format("{} of {} block{}", what, is_causal ? "own" : "another", is_masked ? " (masked)" : "");
+std::string block_path(const char* what, const VisibleKeys& seen) {
+  return fmt::format("{} of {} block{}", what, seen.is_causal() ? "own" : "another",
+                     seen.has_ranges() ? " (masked)" : "");
 }
 
-std::optional<at::Tensor> bias_of(const std::optional<at::Tensor>& mask, at::ScalarType type) {
-  if (!mask.has_value()) return std::nullopt;
-  return added_to_scores(*mask, type == at::kDouble ? at::kDouble : at::kFloat);
+std::optional<at::Tensor> fp64_bias(const VisibleKeys& seen, const at::Tensor& q, const at::Tensor& k) {
+  if (!seen.has_ranges()) return std::nullopt;
+  return added_to_scores(seen.mask(q.size(1), k.size(1), q), at::kDouble);
+}
+
+/// In fp64, by torch's kernel.
+TiledAttention fp64_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
+  const int64_t group = q.size(2) / k.size(2);
+  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      by_head(q), repeated(by_head(k), group), repeated(by_head(v), group), 0.0, seen.is_causal() && !seen.has_ranges(),
+      fp64_bias(seen, q, k));
+  out = by_head(out);
+  if (seen.has_ranges()) {  // the kernel gives 0 for both if nothing is visible
+    const at::Tensor sees_nothing = seen.mask(q.size(1), k.size(1), q).any(-1).logical_not();
+    log_sum_exp.masked_fill_(sees_nothing, -std::numeric_limits<double>::infinity());
+    out.masked_fill_(by_head(sees_nothing).unsqueeze(-1), 0);
+  }
+  return {out, log_sum_exp};
+}
+
+AttentionGradients fp64_attention_backward(const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const TiledAttention& all, const VisibleKeys& seen) {
+  const int64_t group = q.size(2) / k.size(2);
+  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      by_head(dy), by_head(q), repeated(by_head(k), group), repeated(by_head(v), group), by_head(all.out),
+      all.log_sum_exp, 0.0, seen.is_causal() && !seen.has_ranges(), fp64_bias(seen, q, k));
+  const auto finished = [](const at::Tensor& x, int64_t of) { return by_head(summed(x, of)).contiguous(); };
+  return {finished(dq, 1), finished(dk, group), finished(dv, group)};
 }
 
 }  // namespace
@@ -186,35 +204,22 @@ void AttentionBlock::merge(const AttentionBlock& other) const {
   log_sum_exp.copy_(at::logaddexp(log_sum_exp, other.log_sum_exp));
 }
 
-AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const std::optional<at::Tensor>& mask, bool is_causal) {
-  const at::ScalarType type = kernel_type(q);
-  const int64_t group = q.size(2) / k.size(2);
-  auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group), 0.0, is_causal, bias_of(mask, type));
-  out = out.transpose(1, 2).to(block_type(q));
-  take_path(block_path("ring attention", mask.has_value(), is_causal), out);
-  if (mask.has_value()) {  // the kernel gives 0 for both if nothing is visible
-    const at::Tensor sees_nothing = mask->any(-1).logical_not();
-    log_sum_exp.masked_fill_(sees_nothing, -std::numeric_limits<double>::infinity());
-    out.masked_fill_(sees_nothing.transpose(-1, -2).unsqueeze(-1), 0);
-  }
+AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
+  auto [out, log_sum_exp] = q.scalar_type() == at::kDouble
+                                ? fp64_attention(q, k, v, seen)
+                                : tiled_attention(q, k, v, seen, multiplies_bf16(q), block_type(q));
+  take_path(block_path("ring attention", seen), out);
   return {out, log_sum_exp};
 }
 
 BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, const AttentionBlock& all, const std::optional<at::Tensor>& mask,
-                               bool is_causal) {
-  const at::ScalarType type = kernel_type(q);
-  const int64_t group = q.size(2) / k.size(2);
-  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      for_kernel(gradient, type), for_kernel(q, type), for_kernel(k, type, group), for_kernel(v, type, group),
-      for_kernel(all.out, type), all.log_sum_exp, 0.0, is_causal, bias_of(mask, type));
-  take_path(block_path("ring attention backward", mask.has_value(), is_causal), dq);
-  const auto finished = [&](const at::Tensor& x, int64_t of) {
-    return summed(x.to(block_type(q)), of).transpose(1, 2).contiguous();
-  };
-  return {finished(dq, 1), finished(dk, group), finished(dv, group)};
+                               const at::Tensor& v, const AttentionBlock& all, const VisibleKeys& seen) {
+  const TiledAttention of_all{all.out, all.log_sum_exp};
+  auto [dq, dk, dv] = q.scalar_type() == at::kDouble ? fp64_attention_backward(gradient, q, k, v, of_all, seen)
+                                                     : tiled_attention_backward(gradient, q, k, v, of_all, seen,
+                                                                                multiplies_bf16(q), block_type(q));
+  take_path(block_path("ring attention backward", seen), dq);
+  return {dq, dk, dv};
 }
 
 at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
@@ -222,29 +227,22 @@ at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
   return a.is_meta() ? product_on_meta(a, b) : at::matmul(a, b);
 }
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const bool is_flash = !q.is_cuda() && !attends_in_fp32(q) && q.size(2) == k.size(2) && q.numel() > 0;
-  if (is_flash) return CausalAttention::apply(q, k, v);
-  return fused_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), std::nullopt, true).transpose(1, 2);
-}
-
-at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const std::optional<at::Tensor>& mask, bool is_causal) {
-  if (!attends_in_fp32(q) || q.numel() == 0 || k.numel() == 0) {
-    const bool is_grouped = q.size(1) != k.size(1);
-    const bool is_dry = q.is_meta() && q.numel() > 0 && k.numel() > 0;
-    const at::Tensor out =
-        is_dry ? fused_on_meta(q, k, v, mask, is_causal)
-               : at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped);
-    if (PathLog::current() == nullptr) return out;
-    const bool is_flash =
-        is_dry || at::_fused_sdp_choice(q, k, v, mask, 0.0, is_causal, std::nullopt, is_grouped) != kMathKernel;
-    return taken(
-        fmt::format("torch's attention {}{}", is_flash ? "fused" : "in products", mask.has_value() ? " (masked)" : ""),
-        out);
-  }
-  const auto bias = mask.has_value() ? std::optional(added_to_scores(*mask)) : std::nullopt;
-  return AttentionInFp32::apply(q, k, v, bias, is_causal);
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
+  if (is_tiled(q, k)) return FusedAttention::apply(q, k, v, seen);
+  const bool is_grouped = q.size(2) != k.size(2);
+  const auto mask = seen.has_ranges() ? std::optional(seen.mask(q.size(1), k.size(1), q)) : std::optional<at::Tensor>();
+  const bool is_causal = seen.is_causal() && !seen.has_ranges();
+  const at::Tensor queries = by_head(q), keys = by_head(k), values = by_head(v);
+  const bool is_dry = q.is_meta() && q.numel() > 0 && k.numel() > 0;
+  const at::Tensor out = by_head(
+      is_dry ? fused_on_meta(queries, keys, values, mask, is_causal)
+             : at::scaled_dot_product_attention(queries, keys, values, mask, 0.0, is_causal, std::nullopt, is_grouped));
+  if (PathLog::current() == nullptr) return out;
+  const bool is_flash = is_dry || at::_fused_sdp_choice(queries, keys, values, mask, 0.0, is_causal, std::nullopt,
+                                                        is_grouped) != kMathKernel;
+  return taken(
+      fmt::format("torch's attention {}{}", is_flash ? "fused" : "in products", mask.has_value() ? " (masked)" : ""),
+      out);
 }
 
 }  // namespace caravan

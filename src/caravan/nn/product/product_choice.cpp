@@ -97,13 +97,14 @@ ProductChoice parse_product_choice(std::string_view text, const ProductChoice& b
 
 // GFLOP/s of one thread at the shapes of small transformers, torch 2.13 (oneDNN 3.12 and its MKL):
 //
-//   class                   fp32 forward/dx/dw: oneDNN   MKL             bf16: native   widened   attention bf16
-//   amd avx2 (Zen 3)        101 / 79-92 / 69-71          102-106         10-12          100-103   backward 6x
-//   amd avx512_bf16 (Zen 4) 101-103                      half of that    221            -         backward 3x
-//   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79     backward 4-9x
-//   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132   backward 1.6-3x
+//   class                   fp32 forward/dx/dw: oneDNN   MKL             bf16: native   widened
+//   amd avx2 (Zen 3)        101 / 79-92 / 69-71          102-106         10-12          100-103
+//   amd avx512_bf16 (Zen 4) 101-103                      half of that    221            -
+//   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79
+//   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132
 //
-// The last column is the time of attention's backward pass in bf16 relative to fp32.
+// Attention in bf16 takes 0.5 (heads of 128, 1,024 positions) to 0.75 (32, 128) of the time in fp32 on Zen 4; only x86
+// has products of bf16 tiles.
 // MKL takes AVX-512 on Intel's processors only. Intel's AVX512_BF16 without AMX multiplies at half the rate of fp32's
 // FMA. AMX is far faster than fp32 in both, and is left to torch.
 ProductChoice product_rule(std::string_view processor, const std::vector<ProductLibrary>& available) {
@@ -120,7 +121,7 @@ ProductChoice product_rule(std::string_view processor, const std::vector<Product
           .dx = library,
           .dw = library,
           .bf16 = has_fast_bf16 ? Bf16Arithmetic::native : Bf16Arithmetic::fp32,
-          .attention = !is_x86 || has_amx ? Bf16Arithmetic::native : Bf16Arithmetic::fp32};
+          .attention = is_x86 && has_fast_bf16 ? Bf16Arithmetic::native : Bf16Arithmetic::fp32};
 }
 
 std::filesystem::path tuned_products_file(const std::filesystem::path& cache, std::string_view processor) {

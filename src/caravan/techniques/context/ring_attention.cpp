@@ -53,33 +53,29 @@ void wait(Transfers& transfers) {
 class Turn {
  public:
   Turn(const RingCall& call, int turn, int64_t length)
-      : part_(call.ring.order.part(call.ring.axis.coord(), turn, call.ring.axis.size(), length)) {
+      : part_(call.ring.order.part(call.ring.axis.coord(), turn, call.ring.axis.size(), length)),
+        seen_(part_.is_causal ? VisibleKeys::causal() : VisibleKeys::all()) {
     sees_nothing_ = part_.num_queries == 0;
     if (!call.documents.defined() || sees_nothing_) return;
     const at::Tensor of_queries =
         call.documents.narrow(1, call.ring.axis.coord() * length + part_.first_query, part_.num_queries);
     const at::Tensor of_keys = call.documents.narrow(1, part_.from * length, part_.num_keys);
-    at::Tensor mask = of_queries.unsqueeze(2).eq(of_keys.unsqueeze(1)).unsqueeze(1);
-    const bool is_known = !mask.is_meta();  // of text
-    if (is_known && mask.all().item<bool>()) return;
-    if (part_.is_causal && turn > 0) {  // a query may see no key of its document: the mask shows it
-      mask = mask.tril();
-      part_.is_causal = false;
-    }
-    sees_nothing_ = is_known && !mask.any().item<bool>();
-    mask_ = mask;
+    const VisibleKeys of_documents = VisibleKeys::all().within_documents(of_queries, of_keys);
+    if (of_documents.is_everything(part_.num_keys)) return;
+    seen_ = seen_.within_documents(of_queries, of_keys);
+    sees_nothing_ = seen_.is_nothing();
   }
 
   bool sees_nothing() const noexcept { return sees_nothing_; }
   const RingPart& part() const noexcept { return part_; }
-  const std::optional<at::Tensor>& mask() const noexcept { return mask_; }
+  const VisibleKeys& seen() const noexcept { return seen_; }
   at::Tensor queries(const at::Tensor& x) const { return x.narrow(1, part_.first_query, part_.num_queries); }
   AttentionBlock queries(const AttentionBlock& x) const { return x.queries(part_.first_query, part_.num_queries); }
   at::Tensor keys(const at::Tensor& x) const { return x.narrow(1, 0, part_.num_keys); }
 
  private:
   RingPart part_;
-  std::optional<at::Tensor> mask_;
+  VisibleKeys seen_;
   bool sees_nothing_ = false;
 };
 
@@ -157,8 +153,7 @@ class RingPass {
     if (!computes()) return;
     const Turn now(call_, turn, q_.size(1));
     if (now.sees_nothing()) return;
-    const AttentionBlock block =
-        attend_to_block(now.queries(q_), now.keys(block_[0]), now.keys(block_[1]), now.mask(), now.part().is_causal);
+    const AttentionBlock block = attend_to_block(now.queries(q_), now.keys(block_[0]), now.keys(block_[1]), now.seen());
     if (turn == 0) {  // every query sees its own key
       all_ = block;
     } else {
@@ -172,9 +167,8 @@ class RingPass {
     if (!computes()) return;
     const Turn now(call_, turn, q_.size(1));
     if (now.sees_nothing()) return;
-    const BlockGradients block =
-        block_gradients(now.queries(gradient_), now.queries(q_), now.keys(block_[0]), now.keys(block_[1]),
-                        now.queries(all_), now.mask(), now.part().is_causal);
+    const BlockGradients block = block_gradients(now.queries(gradient_), now.queries(q_), now.keys(block_[0]),
+                                                 now.keys(block_[1]), now.queries(all_), now.seen());
     now.queries(of_q_).add_(block.q);
     own_ = {block.k, block.v};
   }

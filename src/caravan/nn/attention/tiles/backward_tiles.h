@@ -1,0 +1,137 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "caravan/nn/attention/tiles/tile_work.h"
+
+namespace caravan::tiles {
+
+/// Gradients of the heads that share a head of keys. T: of the tensors; Out: of the gradients.
+template <class T, class E, class Out>
+class Backward {
+ public:
+  Backward(const Sizes& size, void* memory) : size_(size), scratch_(memory) {
+    const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
+    keys_ = scratch_.take<E>(of_keys);
+    values_ = scratch_.take<E>(of_keys);
+    key_columns_ = scratch_.take<E>(of_keys);
+    of_keys_ = scratch_.take<float>(of_keys);
+    of_values_ = scratch_.take<float>(of_keys);
+    queries_ = scratch_.take<E>(of_queries);
+    query_columns_ = scratch_.take<E>(of_queries);
+    slopes_ = scratch_.take<E>(of_queries);
+    slope_columns_ = scratch_.take<E>(of_queries);
+    of_queries_ = scratch_.take<float>(of_queries);
+    log_sum_exp_ = scratch_.take<float>(size.tiles_of_queries * kTileQueries);
+    delta_ = scratch_.take<float>(size.tiles_of_queries * kTileQueries);
+    scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
+    of_weights_ = scratch_.take<float>(kTileKeys * kTileQueries);
+    rows_ = scratch_.take<E>(tile());
+    turned_ = scratch_.take<float>(tile());
+    constexpr bool kIsHalf = sizeof(E) == 2;
+    weights_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
+    of_scores_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(of_weights_);
+    score_pairs_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : of_scores_;
+  }
+  int64_t bytes() const { return scratch_.bytes(); }
+
+  void begin_keys(const Rows<T>& k, const Rows<T>& v) {
+    for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
+      const int64_t count = std::min(kTileKeys, size_.keys - key), at = key * size_.pitch;
+      kernels::pack_rows(k.at(key), k.stride, count, size_.width, keys_ + at, kTileKeys, size_.pitch);
+      kernels::pack_rows(v.at(key), v.stride, count, size_.width, values_ + at, kTileKeys, size_.pitch);
+      kernels::transpose(keys_ + at, size_.pitch, kTileKeys, size_.pitch, key_columns_ + at, kTileKeys);
+    }
+    const auto bytes = static_cast<size_t>(size_.tiles_of_keys() * kTileKeys * size_.pitch) * sizeof(float);
+    std::memset(of_keys_, 0, bytes);
+    std::memset(of_values_, 0, bytes);
+  }
+
+  /// Adds to the gradients of keys and values what one head of queries contributes, and writes its own.
+  template <class Result>
+  void run(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp,
+           const VisibleKeys& seen, int64_t row, const Rows<Out>& dq) {
+    pack_queries(q, dy, out, log_sum_exp);
+    for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
+      const QueryTile tile(seen, row, query, size_);
+      const TileVisibility& visible = tile.visibility();
+      for (int64_t key = visible.first_key() / kTileKeys * kTileKeys; key < visible.end_key(); key += kTileKeys) {
+        differentiate(visible, query, key);
+      }
+    }
+    for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
+      kernels::transpose(of_queries_ + query * size_.pitch, kTileQueries, size_.pitch, kTileQueries, turned_,
+                         size_.pitch);
+      kernels::unpack_rows(turned_, size_.pitch, size_.queries_in_tile(query), size_.width, &size_.scale, true,
+                           dq.at(query), dq.stride);
+    }
+  }
+
+  void finish_keys(const Rows<Out>& dk, const Rows<Out>& dv) const {
+    constexpr float kOne = 1;
+    kernels::unpack_rows(of_keys_, size_.pitch, size_.keys, size_.width, &size_.scale, true, dk.data, dk.stride);
+    kernels::unpack_rows(of_values_, size_.pitch, size_.keys, size_.width, &kOne, true, dv.data, dv.stride);
+  }
+
+ private:
+  int64_t tile() const { return size_.pitch * kTileQueries; }
+
+  template <class Result>
+  void pack_queries(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp) {
+    for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
+      const int64_t count = size_.queries_in_tile(query), at = query * size_.pitch;
+      pack_operand(q.at(query), q.stride, count, queries_ + at, query_columns_ + at);
+      pack_operand(dy.at(query), dy.stride, count, slopes_ + at, slope_columns_ + at);
+      kernels::row_products(dy.at(query), dy.stride, out.at(query), out.stride, count, size_.width, delta_ + query);
+    }
+    const int64_t padded = size_.tiles_of_queries * kTileQueries;
+    std::copy_n(log_sum_exp, size_.queries, log_sum_exp_);
+    std::fill(log_sum_exp_ + size_.queries, log_sum_exp_ + padded, 0.0F);
+    std::fill(delta_ + size_.queries, delta_ + padded, 0.0F);
+    std::memset(of_queries_, 0, static_cast<size_t>(padded * size_.pitch) * sizeof(float));
+  }
+
+  /// As right operands: of products over queries, and over features.
+  void pack_operand(const T* from, int64_t stride, int64_t count, E* rows, E* columns) {
+    if constexpr (sizeof(E) == 2) {
+      kernels::pack_row_pairs(from, stride, count, size_.width, rows, kTileQueries, size_.pitch);
+      kernels::pack_rows(from, stride, count, size_.width, rows_, kTileQueries, size_.pitch);
+      transpose_operand(rows_, size_, columns);
+    } else {
+      kernels::pack_rows(from, stride, count, size_.width, rows, kTileQueries, size_.pitch);
+      transpose_operand(rows, size_, columns);
+    }
+  }
+
+  void differentiate(const TileVisibility& visible, int64_t query, int64_t key) {
+    const int64_t count = size_.keys_in_tile(key), of_key = key * size_.pitch, of_query = query * size_.pitch;
+    const TilePieces by_keys = visible.by_keys(key, count);
+    scores_of(by_keys, keys_ + of_key, query_columns_ + of_query, size_, scores_);
+    scores_of(by_keys, values_ + of_key, slope_columns_ + of_query, size_, of_weights_);
+    for (const TilePiece& piece : by_keys) {
+      visible.for_each_part(piece, key, [&](const TilePiece& part, const TileRanges& ranges) {
+        kernels::weights_backward(scores_, of_weights_, part, size_.scale, log_sum_exp_ + query, delta_ + query, ranges,
+                                  weights_, of_scores_, score_pairs_);
+      });
+    }
+    add_by_keys(by_keys, weights_, slopes_ + of_query, size_, of_values_ + of_key);
+    add_by_keys(by_keys, of_scores_, queries_ + of_query, size_, of_keys_ + of_key);
+    add_by_queries(visible.by_queries(key, count), key_columns_ + of_key, score_pairs_, size_, of_queries_ + of_query);
+  }
+
+  const Sizes& size_;
+  Scratch scratch_;
+  E *keys_, *values_;            ///< [tiles][kTileKeys][pitch]
+  E* key_columns_;               ///< [tiles][pitch][kTileKeys]
+  float *of_keys_, *of_values_;  ///< gradients, [tiles][kTileKeys][pitch]
+  E *queries_, *query_columns_;  ///< [tiles][kTileQueries][pitch], [tiles][pitch][kTileQueries]
+  E *slopes_, *slope_columns_;   ///< gradients of the result, likewise
+  float* of_queries_;            ///< gradients, [tiles][pitch][kTileQueries]
+  float *log_sum_exp_, *delta_;  ///< [tiles][kTileQueries]
+  float *scores_, *of_weights_;  ///< [kTileKeys][kTileQueries]
+  E *rows_, *weights_, *of_scores_, *score_pairs_;
+  float* turned_;
+};
+
+}  // namespace caravan::tiles

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "caravan/nn/attention/tiles/tile_work.h"
+
+namespace caravan::tiles {
+
+/// Attention of the heads that share a head of keys, one after another. T: of the tensors; Out: of the result.
+template <class T, class E, class Out>
+class Forward {
+ public:
+  Forward(const Sizes& size, void* memory) : size_(size), scratch_(memory) {
+    keys_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
+    values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
+    rows_ = scratch_.take<E>(std::max(kTileKeys, kTileQueries) * size.pitch);
+    queries_ = scratch_.take<E>(tile());
+    scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
+    weights_ = sizeof(E) == 2 ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
+    sum_ = scratch_.take<float>(tile());
+    turned_ = scratch_.take<float>(tile());
+  }
+  int64_t bytes() const { return scratch_.bytes(); }
+
+  void pack_keys(const Rows<T>& k, const Rows<T>& v) {
+    for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
+      const int64_t count = std::min(kTileKeys, size_.keys - key);
+      kernels::pack_rows(k.at(key), k.stride, count, size_.width, keys_ + key * size_.pitch, kTileKeys, size_.pitch);
+      kernels::pack_rows(v.at(key), v.stride, count, size_.width, rows_, kTileKeys, size_.pitch);
+      kernels::transpose(rows_, size_.pitch, kTileKeys, size_.pitch, values_ + key * size_.pitch, kTileKeys);
+    }
+  }
+
+  void run(const Rows<T>& q, const VisibleKeys& seen, int64_t row, const Rows<Out>& out, float* log_sum_exp) {
+    for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
+      const QueryTile tile(seen, row, query, size_);
+      kernels::pack_rows(q.at(query), q.stride, size_.queries_in_tile(query), size_.width, rows_, kTileQueries,
+                         size_.pitch);
+      transpose_operand(rows_, size_, queries_);
+      attend(tile.visibility());
+      finish(query, out, log_sum_exp + query);
+    }
+  }
+
+ private:
+  int64_t tile() const { return size_.pitch * kTileQueries; }
+
+  void attend(const TileVisibility& visible) {
+    std::fill_n(state_.largest, kTileQueries, std::numeric_limits<float>::lowest());
+    std::fill_n(state_.before, kTileQueries, std::numeric_limits<float>::lowest());
+    std::fill_n(state_.sum, kTileQueries, 0.0F);
+    std::memset(sum_, 0, static_cast<size_t>(tile()) * sizeof(float));
+    for (int64_t key = visible.first_key() / kTileKeys * kTileKeys; key < visible.end_key(); key += kTileKeys) {
+      const int64_t count = size_.keys_in_tile(key);
+      const TilePieces by_keys = visible.by_keys(key, count);
+      const auto for_parts = [&](const auto& f) {
+        for (const TilePiece& piece : by_keys) visible.for_each_part(piece, key, f);
+      };
+      scores_of(by_keys, keys_ + key * size_.pitch, queries_, size_, scores_);
+      for_parts([&](const TilePiece& part, const TileRanges& ranges) {
+        kernels::take_scores(scores_, part, size_.scale, ranges, state_);
+      });
+      kernels::rescale(state_);
+      for_parts([&](const TilePiece& part, const TileRanges& ranges) {
+        kernels::take_weights(scores_, part, size_.scale, ranges, state_, weights_);
+      });
+      if (std::ranges::any_of(state_.factor, [](float factor) { return factor != 1; })) {
+        kernels::scale_columns(sum_, size_.depth, state_.factor);
+      }
+      add_by_queries(visible.by_queries(key, count), values_ + key * size_.pitch, weights_, size_, sum_);
+    }
+  }
+
+  void finish(int64_t query, const Rows<Out>& out, float* log_sum_exp) {
+    const int64_t count = size_.queries_in_tile(query);
+    for (int64_t i = 0; i < count; ++i) {
+      const float sum = state_.sum[i];
+      log_sum_exp[i] = sum > 0 ? state_.largest[i] + std::log(sum) : sum == 0 ? -INFINITY : sum;
+      state_.factor[i] = sum == 0 ? 0 : 1 / sum;
+    }
+    kernels::transpose(sum_, kTileQueries, size_.pitch, kTileQueries, turned_, size_.pitch);
+    kernels::unpack_rows(turned_, size_.pitch, count, size_.width, state_.factor, false, out.at(query), out.stride);
+  }
+
+  const Sizes& size_;
+  Scratch scratch_;
+  E* keys_;        ///< [tiles][kTileKeys][pitch]
+  E* values_;      ///< [tiles][pitch][kTileKeys]
+  E* rows_;        ///< of one tile, packed
+  E* queries_;     ///< of one tile, transposed
+  float* scores_;  ///< [kTileKeys][kTileQueries]
+  E* weights_;
+  float* sum_;  ///< [pitch][kTileQueries]
+  float* turned_;
+  RunningSoftmax state_;
+};
+
+}  // namespace caravan::tiles

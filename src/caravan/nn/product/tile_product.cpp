@@ -1,0 +1,145 @@
+#include "caravan/nn/product/tile_product.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+
+#include "caravan/module/count_kernel.h"
+#include "caravan/module/meta/accelerator_scope.h"
+#include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/pack.h"
+
+namespace caravan {
+namespace {
+
+using kernels::Bf16;
+
+constexpr int64_t kRows = 64, kColumns = 64;  ///< of a tile of the sum
+constexpr int64_t kDepth = 512;               ///< of the products of a tile
+
+int64_t num_tiles(int64_t rows) { return (rows + kRows - 1) / kRows; }
+
+/// The right operand: rows of fp32 where they are, bf16 paired.
+template <class E>
+struct RightOperand {
+  const E* rows;
+  int64_t stride;
+  at::Tensor memory;
+  /// From row k, which is even, and column n on.
+  const E* at(int64_t k, int64_t n) const { return rows + k * stride + (sizeof(E) == 2 ? 2 : 1) * n; }
+};
+
+RightOperand<float> right_operand(const at::Tensor& b, float) { return {data_of<float>(b), b.stride(0), {}}; }
+RightOperand<Bf16> right_operand(const at::Tensor& b, Bf16) {
+  const int64_t rows = b.size(0), columns = b.size(1);
+  const at::Tensor memory = at::empty({(rows + 1) / 2 * 2, columns}, b.options());
+  at::parallel_for(0, (rows + 1) / 2, 64, [&](int64_t begin, int64_t end) {
+    kernels::pack_row_pairs(data_of<Bf16>(b) + 2 * begin * b.stride(0), b.stride(0),
+                            std::min(2 * end, rows) - 2 * begin, columns, data_of<Bf16>(memory) + 2 * begin * columns,
+                            2 * (end - begin), columns);
+  });
+  return {data_of<Bf16>(memory), columns, memory};
+}
+
+/// c [m, n] (+)= a^T b, in tiles of rows, each of which adds up k in the same order on any number of threads.
+template <class E>
+void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int64_t c_stride, bool adds) {
+  const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
+  const RightOperand<E> right = right_operand(b, E{});
+  at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
+    const at::Tensor memory = at::empty({kRows * kDepth}, a.options());
+    E* left = data_of<E>(memory);
+    for (int64_t row = begin * kRows; row < std::min(end * kRows, m); row += kRows) {
+      const int64_t rows = std::min(kRows, m - row);
+      for (int64_t first = 0; first < k; first += kDepth) {
+        const int64_t depth = std::min(kDepth, k - first), padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
+        kernels::transpose(data_of<E>(a) + first * a.stride(0) + row, a.stride(0), depth, rows, left, kDepth);
+        for (int64_t i = 0; i < rows && depth < padded; ++i) left[i * kDepth + depth] = E{};
+        for (int64_t column = 0; column < n; column += kColumns) {
+          multiply_tile(rows, std::min(kColumns, n - column), padded, left, kDepth, right.at(first, column),
+                        right.stride, c + row * c_stride + column, c_stride, adds || first > 0);
+        }
+      }
+    }
+  });
+}
+
+/// Whether b^T a, transposed afterwards, costs fewer copies.
+bool is_turned(int64_t m, int64_t n, int64_t k) { return k * n + 2 * m * n < k * m; }
+
+template <class E>
+void add_product_of(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
+  const int64_t m = a.size(1), n = b.size(1);
+  if (!is_turned(m, n, a.size(0))) return multiply_transposed<E>(a, b, data_of<float>(sum), n, !is_empty);
+  const at::Tensor turned = at::empty({n, m}, sum.options());
+  const float* from = data_of<float>(turned);
+  multiply_transposed<E>(b, a, data_of<float>(turned), m, false);
+  at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
+    const int64_t row = begin * kRows, rows = std::min(end * kRows, m) - row;
+    float* to = data_of<float>(sum) + row * n;
+    if (is_empty) {
+      kernels::transpose(from + row, m, n, rows, to, n);
+    } else {
+      kernels::add_transposed(from + row, m, n, rows, to, n);
+    }
+  });
+}
+
+}  // namespace
+
+void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                   float* c, int64_t c_stride, bool adds) {
+  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, adds, a, b, c, /*is_vnni=*/false);
+}
+void multiply_tile(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t a_stride, const Bf16* b, int64_t b_stride,
+                   float* c, int64_t c_stride, bool adds) {
+  at::native::cpublas::brgemm(m, n, k, a_stride, b_stride, c_stride, adds, reinterpret_cast<const at::BFloat16*>(a),
+                              reinterpret_cast<const at::BFloat16*>(b), c, /*is_vnni=*/true);
+}
+
+bool has_bf16_tiles() {
+  static const bool has_them = [] {
+    constexpr int64_t kSide = 16;
+    const std::array<Bf16, kSide * kSide> operand{};
+    std::array<float, kSide * kSide> result;
+    try {
+      multiply_tile(kSide, kSide, kSide, operand.data(), kSide, operand.data(), kSide, result.data(), kSide, false);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }();
+  return has_them;
+}
+
+bool is_tiled_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType type = a.scalar_type();
+  const bool has_type = b.scalar_type() == type && (type == at::kFloat || (type == at::kBFloat16 && has_bf16_tiles()));
+  return has_type && !is_on_accelerator(a) && sum.scalar_type() == at::kFloat && sum.is_contiguous() &&
+         a.stride(1) == 1 && b.stride(1) == 1 && a.numel() > 0 && b.numel() > 0;
+}
+
+void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
+  const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
+  count_product("mm", a.scalar_type(), m, n, k);
+  if (sum.is_meta()) {
+    const KernelLogScope uncounted(nullptr);
+    const bool turned = is_turned(m, n, k);
+    const at::Tensor of_result = at::empty({turned ? n : 0, m}, sum.options());
+    const bool is_half = a.scalar_type() == at::kBFloat16;
+    const at::Tensor paired = at::empty({is_half ? (k + 1) / 2 * 2 : 0, turned ? m : n}, a.options());
+    at::empty({std::min<int64_t>(at::get_num_threads(), num_tiles(turned ? n : m)), kRows * kDepth}, a.options());
+    return;
+  }
+  if (a.scalar_type() == at::kFloat) {
+    add_product_of<float>(sum, is_empty, a, b);
+  } else {
+    add_product_of<Bf16>(sum, is_empty, a, b);
+  }
+}
+
+}  // namespace caravan

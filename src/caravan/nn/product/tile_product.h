@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/nn/product/kernels.h"
+
+namespace caravan {
+
+/// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
+/// its `brgemm`. For tiles that fit the caches. Rows are `stride` elements apart. b of bf16 is paired (pack.h), k even.
+void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                   float* c, int64_t c_stride, bool adds);
+void multiply_tile(int64_t m, int64_t n, int64_t k, const kernels::Bf16* a, int64_t a_stride, const kernels::Bf16* b,
+                   int64_t b_stride, float* c, int64_t c_stride, bool adds);
+/// Whether this processor has the second.
+bool has_bf16_tiles();
+
+/// Whether add_tiled_product takes them: fp32, or bf16 with such tiles, not on an accelerator, rows contiguous, sum
+/// contiguous and fp32.
+bool is_tiled_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+/// sum [m, n] (+)= a^T b of [k, m] and [k, n]: the gradient of a weight, added where it is summed and not rounded to
+/// bf16.
+void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace caravan

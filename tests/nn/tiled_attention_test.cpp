@@ -1,0 +1,217 @@
+#include "caravan/nn/attention/tiled_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "caravan/nn/product/tile_product.h"
+#include "tests/nn/tiny.h"
+
+namespace caravan::tiled_attention_test {
+namespace {
+
+using testing::normal;
+
+struct Sizes {
+  int64_t batch, queries, keys, heads, kv_heads, width;
+};
+
+std::ostream& operator<<(std::ostream& out, const Sizes& s) {
+  return out << s.batch << " x " << s.queries << " of " << s.keys << ", " << s.heads << " heads of " << s.kv_heads
+             << ", width " << s.width;
+}
+
+struct Operands {
+  at::Tensor q, k, v, dy;
+};
+
+Operands operands(const Sizes& s, at::ScalarType type = at::kFloat) {
+  return {normal({s.batch, s.queries, s.heads, s.width}, 1).to(type),
+          normal({s.batch, s.keys, s.kv_heads, s.width}, 2).to(type),
+          normal({s.batch, s.keys, s.kv_heads, s.width}, 3).to(type),
+          normal({s.batch, s.queries, s.heads, s.width}, 4).to(type)};
+}
+
+struct Results {
+  at::Tensor out, log_sum_exp, dq, dk, dv;
+  std::vector<at::Tensor> all() const { return {out, log_sum_exp, dq, dk, dv}; }
+};
+
+Results tiled(const Operands& x, const VisibleKeys& seen, bool in_bf16 = false) {
+  const at::ScalarType type = x.q.scalar_type();
+  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, in_bf16, type);
+  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, in_bf16, type);
+  return {y.out, y.log_sum_exp, d.q, d.k, d.v};
+}
+
+/// The plain formula in fp64 and autograd. `visible`: bool, broadcasts to [batch, 1, queries, keys].
+Results exact(const Operands& x, const at::Tensor& visible) {
+  const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).detach().clone().requires_grad_(true); };
+  const at::Tensor q = leaf(x.q), k = leaf(x.k), v = leaf(x.v);
+  const int64_t group = q.size(2) / k.size(2);
+  const at::Tensor keys = k.repeat_interleave(group, 2).transpose(1, 2);
+  const at::Tensor values = v.repeat_interleave(group, 2).transpose(1, 2);
+  const at::Tensor scores =
+      (at::matmul(q.transpose(1, 2), keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3))))
+          .masked_fill(visible.logical_not(), -INFINITY);
+  // A query that sees nothing has weights of 0, not of NaN.
+  const at::Tensor weights = at::softmax(scores, -1).masked_fill(visible.logical_not(), 0);
+  const at::Tensor out = at::matmul(weights, values).transpose(1, 2);
+  out.backward(x.dy.to(at::kDouble));
+  return {out.detach(), at::logsumexp(scores, -1).detach(), q.grad(), k.grad(), v.grad()};
+}
+
+const char* const kNames[] = {"out", "log_sum_exp", "dq", "dk", "dv"};
+
+/// fp32 sums of up to 300 products of numbers around 1.
+constexpr double kFp32 = 2e-6;
+
+void expect_close(const Results& got, const Results& want, double tolerance) {
+  for (size_t i = 0; i < 5; ++i) {
+    const at::Tensor a = got.all()[i].to(at::kDouble), b = want.all()[i];
+    const at::Tensor is_infinite = b.isfinite().logical_not();
+    EXPECT_TRUE(a.isfinite().logical_not().equal(is_infinite)) << kNames[i];
+    const at::Tensor difference = (a - b).masked_fill(is_infinite, 0);
+    const double scale = std::max(1.0, b.masked_fill(is_infinite, 0).norm().item<double>());
+    EXPECT_LE(difference.norm().item<double>(), tolerance * scale) << kNames[i];
+  }
+}
+
+at::Tensor causal(int64_t queries, int64_t keys) { return at::ones({queries, keys}, at::kBool).tril(keys - queries); }
+
+class TiledAttention : public ::testing::TestWithParam<Sizes> {};
+
+TEST_P(TiledAttention, isTheFormula) {
+  const Sizes& s = GetParam();
+  const Operands x = operands(s);
+  expect_close(tiled(x, VisibleKeys::all()), exact(x, at::ones({s.queries, s.keys}, at::kBool)), kFp32);
+  if (s.queries == s.keys) {
+    expect_close(tiled(x, VisibleKeys::causal()), exact(x, causal(s.queries, s.keys)), kFp32);
+  }
+  const at::Tensor last = at::arange(s.queries).add(s.keys - s.queries).clamp_min(0);
+  expect_close(tiled(x, VisibleKeys::up_to(last)), exact(x, at::arange(s.keys).le(last.unsqueeze(1))), kFp32);
+}
+
+TEST_P(TiledAttention, in16BitsIsWithinItsRoundings) {
+  const Sizes& s = GetParam();
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const Operands x = operands(s, type);
+    const double rounding = type == at::kHalf ? 0x1p-11 : 0x1p-8;
+    const Results want = exact(x, causal(s.queries, s.keys).logical_or(at::arange(s.keys).eq(0)));
+    const VisibleKeys seen = VisibleKeys::up_to(at::arange(s.queries).add(s.keys - s.queries).clamp_min(0));
+    expect_close(tiled(x, seen), want, 1.5 * rounding);
+    // Products of bf16 also round the weights and their gradients.
+    if (type == at::kBFloat16 && has_bf16_tiles()) expect_close(tiled(x, seen, /*in_bf16=*/true), want, 3 * rounding);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, TiledAttention,
+                         ::testing::Values(Sizes{1, 1, 1, 1, 1, 1}, Sizes{2, 3, 3, 2, 1, 5}, Sizes{1, 16, 16, 1, 1, 16},
+                                           Sizes{1, 64, 64, 2, 2, 64}, Sizes{1, 65, 65, 3, 1, 33},
+                                           Sizes{2, 130, 130, 2, 2, 20}, Sizes{1, 1, 129, 4, 2, 48},
+                                           Sizes{1, 17, 200, 2, 1, 80}, Sizes{1, 70, 9, 2, 2, 24},
+                                           Sizes{1, 257, 257, 1, 1, 128}, Sizes{1, 40, 300, 2, 2, 7}));
+
+/// Documents: stretches of keys, of which some end within a tile; and numbers that come back.
+TEST(TiledAttentionRanges, keepToDocuments) {
+  constexpr int64_t kLength = 150;
+  const Sizes s{2, kLength, kLength, 2, 1, 24};
+  const Operands x = operands(s);
+  const at::Tensor position = at::arange(kLength);
+  const at::Tensor stretches = at::stack({position.div(37, "floor"), position.ge(64).to(at::kLong).mul(-5)});
+  const at::Tensor coming_back = at::stack({position.div(10, "floor").remainder(3), position.remainder(2)});
+  for (const at::Tensor& documents : {stretches, coming_back}) {
+    const at::Tensor same = documents.unsqueeze(2).eq(documents.unsqueeze(1)).unsqueeze(1);
+    expect_close(tiled(x, VisibleKeys::all().within_documents(documents, documents)), exact(x, same), kFp32);
+    const VisibleKeys seen = VisibleKeys::causal().within_documents(documents, documents);
+    expect_close(tiled(x, seen), exact(x, same.logical_and(causal(kLength, kLength))), kFp32);
+    EXPECT_TRUE(seen.mask(kLength, kLength, x.q).equal(same.logical_and(causal(kLength, kLength))));
+  }
+  // Queries of a document that the keys lack see nothing; the last sequence sees nothing at all.
+  const at::Tensor elsewhere = at::stack({position.div(75, "floor"), at::full({kLength}, 9, at::kLong)});
+  const at::Tensor here = at::zeros({2, kLength}, at::kLong);
+  const VisibleKeys seen = VisibleKeys::all().within_documents(elsewhere, here);
+  expect_close(tiled(x, seen), exact(x, elsewhere.eq(0).unsqueeze(1).unsqueeze(3).expand({2, 1, kLength, kLength})),
+               kFp32);
+  EXPECT_FALSE(seen.is_nothing());
+  EXPECT_TRUE(VisibleKeys::all().within_documents(elsewhere.narrow(0, 1, 1), here.narrow(0, 1, 1)).is_nothing());
+  EXPECT_TRUE(VisibleKeys::all().within_documents(here, here).is_everything(kLength));
+}
+
+/// Windows, and ranges in no order, of which a tile sees pieces.
+TEST(TiledAttentionRanges, mayBeAnything) {
+  const Sizes s{1, 140, 300, 2, 2, 16};
+  const Operands x = operands(s);
+  const at::Tensor query = at::arange(s.queries), key = at::arange(s.keys);
+  for (const int64_t window : {1, 16, 50}) {
+    const at::Tensor end = query.add(s.keys - s.queries + 1), first = end - window;
+    const auto bounds = at::stack({first, end}).to(at::kInt).unsqueeze(0);
+    const VisibleKeys seen = VisibleKeys::restored(false, {bounds, at::Tensor(), at::Tensor()});
+    // With one key, the gradients of q and k are 0: what is left is the rounding of dp - delta.
+    const double tolerance = window == 1 ? 5 * kFp32 : kFp32;
+    expect_close(tiled(x, seen), exact(x, key.ge(first.unsqueeze(1)).logical_and(key.lt(end.unsqueeze(1)))), tolerance);
+  }
+  const at::Tensor first = query.mul(97).remainder(290), end = first.add(query.mul(31).remainder(120)).clamp_max(300);
+  const auto bounds = at::stack({first, end}).to(at::kInt).unsqueeze(0);
+  expect_close(tiled(x, VisibleKeys::restored(false, {bounds, at::Tensor(), at::Tensor()})),
+               exact(x, key.ge(first.unsqueeze(1)).logical_and(key.lt(end.unsqueeze(1)))), kFp32);
+}
+
+/// Views: heads of one product of q, k and v, rows that begin at an odd element, transposed ones.
+TEST(TiledAttentionOperands, mayBeViews) {
+  const Sizes s{2, 70, 70, 3, 3, 10};
+  const Operands x = operands(s);
+  const Results want = exact(x, causal(70, 70));
+  const at::Tensor fused = at::cat({x.q, x.k, x.v, x.dy}, 2);
+  const Operands of_fused{fused.narrow(2, 0, 3), fused.narrow(2, 3, 3), fused.narrow(2, 6, 3), fused.narrow(2, 9, 3)};
+  expect_close(tiled(of_fused, VisibleKeys::causal()), want, kFp32);
+  const auto shifted = [](const at::Tensor& t) {
+    at::Tensor wide = at::full({t.size(0), t.size(1), t.size(2), t.size(3) + 3}, NAN, t.options());
+    return wide.narrow(3, 1, t.size(3)).copy_(t);
+  };
+  expect_close(tiled({shifted(x.q), shifted(x.k), shifted(x.v), shifted(x.dy)}, VisibleKeys::causal()), want, kFp32);
+  const auto turned = [](const at::Tensor& t) { return t.permute({3, 2, 1, 0}).contiguous().permute({3, 2, 1, 0}); };
+  expect_close(tiled({turned(x.q), turned(x.k), turned(x.v), turned(x.dy)}, VisibleKeys::causal()), want, kFp32);
+  const Operands of_one{x.q, x.k, x.v, x.dy.narrow(1, 0, 1).expand_as(x.dy)};
+  expect_close(tiled(of_one, VisibleKeys::causal()), exact(of_one, causal(70, 70)), kFp32);
+}
+
+/// Scores far beyond what exp holds, and values that no query may see.
+TEST(TiledAttentionOperands, mayBeHuge) {
+  const Sizes s{1, 80, 80, 1, 1, 32};
+  Operands x = operands(s);
+  x.q = x.q * 300;
+  // A score of up to 2,000 is rounded by 1e-4, and so is the weight, relatively.
+  expect_close(tiled(x, VisibleKeys::causal()), exact(x, causal(80, 80)), 1e-3);
+  const Results before = tiled(x, VisibleKeys::up_to(at::full({80}, 49, at::kLong)));
+  for (const at::Tensor& unseen : {x.k.narrow(1, 50, 30), x.v.narrow(1, 50, 30)}) unseen.fill_(1e30);
+  const Results after = tiled(x, VisibleKeys::up_to(at::full({80}, 49, at::kLong)));
+  for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(after.all()[i].equal(before.all()[i])) << kNames[i];
+  x.v.fill_(NAN);
+  EXPECT_TRUE(tiled(x, VisibleKeys::all()).out.isnan().all().item<bool>());
+}
+
+/// The same bits with any number of threads.
+TEST(TiledAttentionThreads, changeNothing) {
+  const Operands x = operands({3, 90, 90, 4, 2, 24});
+  const int before = at::get_num_threads();
+  std::vector<Results> results;
+  for (const int threads : {1, 2, 5}) {
+    at::set_num_threads(threads);
+    results.push_back(tiled(x, VisibleKeys::causal()));
+  }
+  at::set_num_threads(before);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_TRUE(results[1].all()[i].equal(results[0].all()[i])) << kNames[i];
+    EXPECT_TRUE(results[2].all()[i].equal(results[0].all()[i])) << kNames[i];
+  }
+}
+
+}  // namespace
+}  // namespace caravan::tiled_attention_test
