@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -28,6 +29,7 @@
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
+#include "caravan/nn/product/tile_product.h"
 
 /// MKL's product of bf16 operands into fp32, exported by libtorch's wheels; null if it is missing.
 extern "C" [[gnu::weak]] void cblas_gemm_bf16bf16f32(int order, int transpose_a, int transpose_b, int m, int n, int k,
@@ -185,6 +187,18 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
   return true;
 }
 
+/// a^T and b^T, if their product is computed in tiles and added where it is summed.
+std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(bool chosen, const at::Tensor& sum,
+                                                                   const at::Tensor& a, const at::Tensor& b,
+                                                                   ProductKind kind) {
+  const bool is_fp32 = chosen && in_use().second.library(kind) == ProductLibrary::onednn;
+  const bool is_native = a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::native;
+  if ((!is_fp32 && !is_native) || a.size(1) < kFewRows) return std::nullopt;
+  const at::Tensor left = (is_fp32 ? widened(a) : a).t(), right = (is_fp32 ? widened(b) : b).t();
+  if (!is_tiled_product(sum, left, right)) return std::nullopt;
+  return std::pair(left, right);
+}
+
 void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
                     ProductKind kind) {
   if (PathLog* paths = PathLog::current()) {
@@ -195,6 +209,9 @@ void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tenso
     }
   }
   if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
+  if (const auto operands = operands_of_tiles(chosen, sum, a, b, kind)) {
+    return add_tiled_product(sum, is_empty, operands->first, operands->second);
+  }
   const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
   const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();
   if (!is_blas || !is_wide) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
