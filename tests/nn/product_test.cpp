@@ -134,7 +134,9 @@ TEST(ProductsEdges, othersAreAtensBitForBit) {
       y.backward(outer);
       want.backward(outer);
       for (size_t i = 0; i < (has_bias ? 3U : 2U); ++i) {
-        EXPECT_TRUE(ours[i].grad().equal(theirs[i].grad())) << type << " gradient " << i;
+        // Sums of rows are ours, in another order.
+        const double tolerance = i < 2 ? 0 : type == at::kBFloat16 ? 0x1p-8 : 1e-6;
+        EXPECT_LE(distance(ours[i].grad(), theirs[i].grad()), tolerance) << type << " gradient " << i;
       }
     }
   }
@@ -232,25 +234,6 @@ TEST(ProductsInBf16, crossEntropyDiffersByRoundingsOnly) {
   const Tensors native = run("bf16=native");
   EXPECT_LT(distance(ours[0], native[0]), kBf16Rounding);
   for (const size_t i : {1, 2}) EXPECT_LT(distance(ours[i], native[i]), 4 * kBf16Rounding) << i;
-}
-
-TEST(ProductsInBf16, ofAttentionAreRoundedOnce) {
-  const auto run = [](const char* arithmetic, at::ScalarType type) {
-    const WithProducts with(arithmetic);
-    const at::Tensor q = normal({3, 7, 2, 16}, 1).to(at::kBFloat16).to(type).requires_grad_(true);
-    const at::Tensor k = normal({3, 9, 2, 16}, 2).to(at::kBFloat16).to(type).requires_grad_(true);
-    const at::Tensor y = attention_product(q.transpose(1, 2), k.transpose(1, 2).transpose(2, 3));
-    y.backward(normal({3, 2, 7, 9}, 3).to(at::kBFloat16).to(type));
-    EXPECT_EQ(y.scalar_type(), type);
-    return Tensors{y.detach(), q.grad(), k.grad()};
-  };
-  const Tensors exact = run("attention=native", at::kDouble);
-  for (const char* arithmetic : {"attention=fp32", "attention=native"}) {
-    const Tensors rounded = run(arithmetic, at::kBFloat16);
-    for (size_t i = 0; i < exact.size(); ++i) {
-      EXPECT_LT(distance(rounded[i], exact[i]), kBf16Rounding + kFp32Noise) << arithmetic << " " << i;
-    }
-  }
 }
 
 struct AttentionCase {

@@ -22,7 +22,7 @@ Isa isa();
 
 #if defined(__x86_64__)
 template <class Kernel, class... Args>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), gnu::flatten]] void run_avx512(
+[[gnu::target("fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), gnu::flatten]] void run_avx512(
     Args... args) {
   Kernel::run(args...);
 }
@@ -39,7 +39,7 @@ template <class Kernel, class... Args>
 
 /// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and everything it calls are always_inline
 /// plain loops in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them for
-/// each set. Nothing is reassociated, and fused only with -ffp-contract=fast, so every set gives the same bits. This uses
+/// each set. Nothing is fused or reassociated by the compiler, so every set gives the same bits. This uses
 /// functions with a target attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is
 /// initialised.
 template <class Kernel, class... Args>

@@ -44,22 +44,26 @@ CARAVAN_INLINE void store(float value, Fp16& to) {
   to.bits = static_cast<uint16_t>(half | (bits >> 16 & 0x8000U));
 }
 
+/// a b + c, rounded once: the same on every instruction set, and slow where none has it.
+CARAVAN_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+CARAVAN_INLINE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
+
 /// e^x to 2 units in the last place; below -87.3 the least normal number, above 88 the value at 88; NaN stays NaN.
 CARAVAN_INLINE float exponential(float x) {
   x = x < -87.3F ? -87.3F : x;
   x = x > 88.0F ? 88.0F : x;
   constexpr float kShift = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
-  const float shifted = x * 1.44269504F + kShift;
+  const float shifted = fused(x, 1.44269504F, kShift);
   const float n = shifted - kShift;
-  const float r = (x - n * 0.693145752F) - n * 1.42860677e-6F;  // |r| <= ln(2)/2, ln 2 in two parts
+  const float r = fused(n, -1.42860677e-6F, fused(n, -0.693145752F, x));  // |r| <= ln(2)/2, ln 2 in two parts
   float p = 1.98412698e-4F;
-  p = p * r + 1.38888889e-3F;
-  p = p * r + 8.33333333e-3F;
-  p = p * r + 4.16666667e-2F;
-  p = p * r + 0.166666667F;
-  p = p * r + 0.5F;
-  p = p * r + 1;
-  p = p * r + 1;
+  p = fused(p, r, 1.38888889e-3F);
+  p = fused(p, r, 8.33333333e-3F);
+  p = fused(p, r, 4.16666667e-2F);
+  p = fused(p, r, 0.166666667F);
+  p = fused(p, r, 0.5F);
+  p = fused(p, r, 1);
+  p = fused(p, r, 1);
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 /// fp64 is for tests: accurate, but not vectorised.

@@ -19,7 +19,7 @@ struct Gelu {
   CARAVAN_INLINE void run(const T* x, T* y, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const C v = load(x[i]);
-      store(v * sigmoid(kSlope * (v + kCubic * v * v * v)), y[i]);
+      store(v * sigmoid(kSlope * v * fused(kCubic * v, v, 1)), y[i]);
     }
   }
 };
@@ -30,9 +30,9 @@ struct GeluBackward {
   CARAVAN_INLINE void run(const T* dy, const T* x, T* dx, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const C v = load(x[i]);
-      const C square = v * v;
-      const C s = sigmoid(Gelu<T>::kSlope * (v + Gelu<T>::kCubic * square * v));
-      const C slope = s + v * s * (1 - s) * Gelu<T>::kSlope * (1 + 3 * Gelu<T>::kCubic * square);
+      const C cubic = Gelu<T>::kCubic * v;
+      const C s = sigmoid(Gelu<T>::kSlope * v * fused(cubic, v, 1));
+      const C slope = fused(v * s * (1 - s) * Gelu<T>::kSlope, fused(3 * cubic, v, 1), s);
       store(load(dy[i]) * slope, dx[i]);
     }
   }
@@ -72,6 +72,30 @@ template <class T>
 struct Accumulate {
   CARAVAN_INLINE void run(const T* x, Compute<T>* sum, int64_t count) {
     for (int64_t i = 0; i < count; ++i) sum[i] += load(x[i]);
+  }
+};
+
+template <class T>
+struct SumRows {
+  CARAVAN_INLINE void run(const T* x, int64_t stride, int64_t rows, int64_t width, float* sum) {
+    constexpr int64_t kRows = 128;  // that one sum adds up
+    for (int64_t i = 0; i < width; i += kSumColumns) {
+      std::array<float, kSumColumns> part;
+      const int64_t count = width - i < kSumColumns ? width - i : kSumColumns;
+      for (int64_t first = 0; first < rows; first += kRows) {
+        const int64_t end = rows - first < kRows ? rows : first + kRows;
+        part.fill(0);
+        for (int64_t row = first; row < end; ++row) {
+          const T* at = x + row * stride + i;
+          if (count == kSumColumns) {
+            for (int64_t k = 0; k < kSumColumns; ++k) part[k] += load(at[k]);
+          } else {
+            for (int64_t k = 0; k < count; ++k) part[k] += load(at[k]);
+          }
+        }
+        for (int64_t k = 0; k < count; ++k) sum[i + k] += part[k];
+      }
+    }
   }
 };
 
@@ -203,6 +227,14 @@ template <class T>
 void accumulate(const T* x, Compute<T>* sum, int64_t count) {
   simd::dispatch<Accumulate<T>>(x, sum, count);
 }
+template <class T>
+void add_sum_of_rows(const T* x, int64_t stride, int64_t rows, int64_t width, float* sum) {
+  simd::dispatch<SumRows<T>>(x, stride, rows, width, sum);
+}
+template void add_sum_of_rows(const float*, int64_t, int64_t, int64_t, float*);
+template void add_sum_of_rows(const Bf16*, int64_t, int64_t, int64_t, float*);
+template void add_sum_of_rows(const Fp16*, int64_t, int64_t, int64_t, float*);
+
 template <class T>
 void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon) {
   simd::dispatch<RmsNorm<T>>(x, weight, y, rstd, rows, width, epsilon);

@@ -45,6 +45,12 @@ void multiply(const T* x, const float* mask, T* y, int64_t count);
 template <class T>
 void accumulate(const T* x, Compute<T>* sum, int64_t count);
 
+/// Columns that add_sum_of_rows adds up at once.
+inline constexpr int64_t kSumColumns = 64;
+/// sum [width] += the rows of x, which are `stride` apart. Not for double.
+template <class T>
+void add_sum_of_rows(const T* x, int64_t stride, int64_t rows, int64_t width, float* sum);
+
 /// y = x r w with r = 1 / sqrt(mean of x^2 over the row + epsilon), stored in `rstd`.
 template <class T>
 void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon);

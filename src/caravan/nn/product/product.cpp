@@ -1,11 +1,13 @@
 #include "caravan/nn/product/product.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,7 @@
 #include "caravan/module/mixed_add.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/tile_product.h"
 
 /// MKL's product of bf16 operands into fp32, exported by libtorch's wheels; null if it is missing.
@@ -195,7 +198,7 @@ std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(bool chosen, 
   const bool is_native = a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::native;
   if ((!is_fp32 && !is_native) || a.size(1) < kFewRows) return std::nullopt;
   const at::Tensor left = (is_fp32 ? widened(a) : a).t(), right = (is_fp32 ? widened(b) : b).t();
-  if (!is_tiled_product(sum, left, right)) return std::nullopt;
+  if (!is_tiled_sum(sum, left, right)) return std::nullopt;
   return std::pair(left, right);
 }
 
@@ -223,8 +226,29 @@ void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tenso
   }
 }
 
+void add_columns_on_cpu(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
+  if (is_empty) sum.zero_();
+  count_kernel("sum", dy, sum);
+  if (dy.is_meta()) return;
+  constexpr int64_t kColumns = kernels::kSumColumns;
+  with_dtype("sum", dy.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    if constexpr (!std::is_same_v<T, double>) {
+      at::parallel_for(0, (dy.size(1) + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
+        const int64_t first = begin * kColumns;
+        kernels::add_sum_of_rows(data_of<T>(dy) + first, dy.stride(0), dy.size(0),
+                                 std::min(end * kColumns, dy.size(1)) - first, data_of<float>(sum) + first);
+      });
+    }
+  });
+}
+
 /// sum (+)= the sum of the rows of dy, without rounding to bf16.
 void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
+  if (!is_on_accelerator(dy) && sum.scalar_type() == at::kFloat && dy.scalar_type() != at::kDouble &&
+      sum.is_contiguous()) {
+    return add_columns_on_cpu(sum, is_empty, dy);
+  }
   if (is_empty) {
     at::sum_out(sum, dy, at::IntArrayRef{0}, /*keepdim=*/false, sum.scalar_type());
   } else {
