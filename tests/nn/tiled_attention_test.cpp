@@ -43,15 +43,17 @@ struct Results {
   std::vector<at::Tensor> all() const { return {out, log_sum_exp, dq, dk, dv}; }
 };
 
-Results tiled(const Operands& x, const VisibleKeys& seen, bool in_bf16 = false) {
+Results tiled(const Operands& x, const VisibleKeys& seen, bool in_bf16 = false,
+              const AttentionDropout* dropout = nullptr) {
   const at::ScalarType type = x.q.scalar_type();
-  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, in_bf16, type);
-  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, in_bf16, type);
+  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, dropout, in_bf16, type);
+  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, dropout, in_bf16, type);
   return {y.out, y.log_sum_exp, d.q, d.k, d.v};
 }
 
-/// The plain formula in fp64 and autograd. `visible`: bool, broadcasts to [batch, 1, queries, keys].
-Results exact(const Operands& x, const at::Tensor& visible) {
+/// The plain formula in fp64 and autograd. `visible`: bool, broadcasts to [batch, 1, queries, keys]. `factors`: of the
+/// weights, by dropout.
+Results exact(const Operands& x, const at::Tensor& visible, const at::Tensor& factors = at::ones({})) {
   const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).detach().clone().requires_grad_(true); };
   const at::Tensor q = leaf(x.q), k = leaf(x.k), v = leaf(x.v);
   const int64_t group = q.size(2) / k.size(2);
@@ -62,7 +64,7 @@ Results exact(const Operands& x, const at::Tensor& visible) {
           .masked_fill(visible.logical_not(), -INFINITY);
   // A query that sees nothing has weights of 0, not of NaN.
   const at::Tensor weights = at::softmax(scores, -1).masked_fill(visible.logical_not(), 0);
-  const at::Tensor out = at::matmul(weights, values).transpose(1, 2);
+  const at::Tensor out = at::matmul(weights * factors, values).transpose(1, 2);
   out.backward(x.dy.to(at::kDouble));
   return {out.detach(), at::logsumexp(scores, -1).detach(), q.grad(), k.grad(), v.grad()};
 }
@@ -161,6 +163,28 @@ TEST(TiledAttentionRanges, mayBeAnything) {
   const auto bounds = at::stack({first, end}).to(at::kInt).unsqueeze(0);
   expect_close(tiled(x, VisibleKeys::restored(false, {bounds, at::Tensor(), at::Tensor()})),
                exact(x, key.ge(first.unsqueeze(1)).logical_and(key.lt(end.unsqueeze(1)))), kFp32);
+}
+
+/// The factors are those that counter_dropout draws for the weights of the whole, also for some heads and queries.
+TEST(TiledAttentionDropout, dropsWeights) {
+  const Sizes s{2, 150, 150, 4, 2, 24};
+  const Operands x = operands(s);
+  const auto index = [](int64_t first, int64_t count, int64_t global) { return DimIndex(first, count, global); };
+  const DropoutKey of_whole{.seed = 5, .name = "core", .step = 2, .index = {{}, {}, {}, {}}};
+  const at::Tensor factors = counter_dropout(at::ones({3, 8, 170, 170}), 0.3, of_whole);
+  // Sequences 1 and 2 of 3, heads 4 to 7 of 8, queries 20 to 169 of 170; all keys but the last 20.
+  const DropoutKey key{
+      .seed = 5, .name = "core", .step = 2, .index = {index(1, 2, 3), index(4, 4, 8), index(20, 150, 170)}};
+  const AttentionDropout dropout(0.3, key, {2, 4, 150}, 170);
+  const at::Tensor here = factors.narrow(0, 1, 2).narrow(1, 4, 4).narrow(2, 20, 150).narrow(3, 0, 150);
+  EXPECT_TRUE(dropout.factors(at::empty({2, 4, 150, 150})).equal(here));
+  expect_close(tiled(x, VisibleKeys::causal(), false, &dropout), exact(x, causal(150, 150), here), kFp32);
+  const at::Tensor all = at::ones({150, 150}, at::kBool);
+  expect_close(tiled(x, VisibleKeys::all(), false, &dropout), exact(x, all, here), kFp32);
+  const Operands half = operands(s, at::kBFloat16);
+  const Results want = exact(half, causal(150, 150), here);
+  expect_close(tiled(half, VisibleKeys::causal(), false, &dropout), want, 1.5 * 0x1p-8);
+  if (has_bf16_tiles()) expect_close(tiled(half, VisibleKeys::causal(), true, &dropout), want, 3 * 0x1p-8);
 }
 
 /// Views: heads of one product of q, k and v, rows that begin at an odd element, transposed ones.

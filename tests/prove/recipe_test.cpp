@@ -155,7 +155,7 @@ TEST(ProveRecipe, CountsTheBlocksOfARing) {
   EXPECT_THAT(ring.own_paths, Not(Contains(Key("fused attention"))));
   // With dropout, training does not use the ring; evaluations do.
   const RecipeProof with_dropout = proof_of(recipe_of({"mesh.cp=2", "model.dropout=0.1"}));
-  EXPECT_THAT(with_dropout.own_paths, Contains(Key("attention with dropout")));
+  EXPECT_THAT(with_dropout.own_paths, Contains(Key(::testing::HasSubstr("attention with dropout"))));
   ASSERT_EQ(with_dropout.parts.size(), 2U);
   EXPECT_THAT(with_dropout.parts[0].proof.paths, Not(Contains(Key("ring attention of own block"))));
   EXPECT_THAT(with_dropout.parts[1].proof.paths, Contains(Key("ring attention of own block")));

@@ -22,22 +22,18 @@ struct Sizes {
         element(static_cast<double>(shape.compute_bytes)),
         parts(static_cast<double>(shape.tensor_parallel.parts().heads)),
         width(static_cast<double>(shape.model.width)),
-        kv_width(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width()) / parts),
         hidden(static_cast<double>(shape.model.hidden_width()) / parts),
         heads(static_cast<double>(shape.model.heads) / parts),
         mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
         has_experts(shape.model.moe.is_used()),
         chosen(has_experts ? static_cast<double>(shape.model.moe.top_k) : 1),
         copies(chosen * taken_share(shape.model.moe)),
-        shared(static_cast<double>(shape.model.moe.shared_hidden) / parts),
-        has_dropout(shape.model.dropout > 0),
-        attention_weights(heads * static_cast<double>(shape.model.context) * tokens) {}
+        shared(static_cast<double>(shape.model.moe.shared_hidden) / parts) {}
 
   double tokens;
   double element;  ///< bytes
   double parts;    ///< in which heads, MLP and vocabulary are split
   double width;    ///< whole
-  double kv_width;
   double hidden;
   double heads;
   double mlp_tensors;  ///< of the hidden width that the MLP keeps
@@ -45,8 +41,6 @@ struct Sizes {
   double chosen;  ///< experts of a token
   double copies;  ///< of a token, in the MLPs
   double shared;  ///< width of the shared expert
-  bool has_dropout;
-  double attention_weights;  ///< [sequences, heads, context, context]
 };
 
 /// Elements of the embedding, or of an untied head.
@@ -166,13 +160,9 @@ double state_bytes(const MemoryShape& shape) { return state_bytes(state_of(shape
 
 double layer_activation_bytes(const MemoryShape& shape) noexcept {
   const Sizes s(shape);
-  // Grouped keys and values are repeated for every head if the weights are kept.
-  const double repeated = s.has_dropout ? 2 * s.tokens * (s.width / s.parts - s.kv_width) : 0;
-  const double weights = s.has_dropout ? 2 * s.attention_weights : 0;
   // Mean and reciprocal deviation of both norms, and the log-sum-exp of each head, in fp32.
   const double statistics = 4 * s.tokens * (4 + s.heads);
-  return s.element * (layer_activation_elements(tensor_shape(shape)) + repeated + weights) + statistics +
-         routing_bytes(expert_shape(shape));
+  return s.element * layer_activation_elements(tensor_shape(shape)) + statistics + routing_bytes(expert_shape(shape));
 }
 
 double selective_activation_bytes(const MemoryShape& shape) noexcept {

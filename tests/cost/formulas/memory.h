@@ -64,12 +64,11 @@ double state_bytes(const MemoryShape& shape);
 
 /// What autograd keeps of one layer from forward to backward. Follows "Reducing Activation Recomputation in Large
 /// Transformer Models" (arXiv 2205.05198), section 4.1, for flash attention: T (6 h + 2 f) and the keys and values for
-/// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With dropout the attention weights are also kept:
-/// 2 a s T. With a mixture of experts, feed_activation_elements and routing_bytes (experts.h) in place of T 2 f or
-/// T 3 f: experts are assumed to be chosen evenly.
+/// GPT-2, T (6 h + 3 f) and the keys and values for Llama. With a mixture of experts, feed_activation_elements and
+/// routing_bytes (experts.h) in place of T 2 f or T 3 f: experts are assumed to be chosen evenly.
 double layer_activation_bytes(const MemoryShape& shape) noexcept;
 
-/// The same for a layer whose attention core is recomputed: no attention weights and no log-sum-exp, but queries, keys
+/// The same for a layer whose attention core is recomputed: no log-sum-exp, but queries, keys
 /// and values as the core gets them. And of a layer that is recomputed as a whole: its input, T h.
 double selective_activation_bytes(const MemoryShape& shape) noexcept;
 double full_activation_bytes(const MemoryShape& shape) noexcept;

@@ -154,8 +154,8 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
   return bytes;
 }
 
-/// Saved bytes decrease by the formula's amount, within 1 %, which covers the graph itself. The peak of backward
-/// decreases too.
+/// Saved bytes decrease by the formula's amount, within 1 %, which covers the graph itself. With whole blocks
+/// the peak of backward decreases too.
 void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t compute_bytes : {4, 2}) {
@@ -181,8 +181,8 @@ void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
                                           << compute_bytes << " bytes: kept " << none.kept << " -> " << some.kept
                                           << ", peak " << none.peak << " -> " << some.peak);
         EXPECT_NEAR((none.kept - some.kept) / kept, 1 - kept_activation_bytes(shape) / kept, 0.01);
-        if (recomputed == "full" || dropout > 0) {
-          EXPECT_LT(some.peak, (recomputed == "full" || !moe.is_used() ? 0.6 : 0.8) * none.peak);
+        if (recomputed == "full") {
+          EXPECT_LT(some.peak, 0.6 * none.peak);
         }
       }
     }

@@ -93,30 +93,20 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
     seen = seen.within_documents(is_in_order ? of_keys : of_keys.index_select(1, inputs[3]), of_keys);
   }
   const at::Tensor k = inputs[1].narrow(1, 0, keys), v = inputs[2].narrow(1, 0, keys);
-  return drops(context) ? with_dropout(q, k, v, seen, context) : fused_attention(q, k, v, seen);
+  return fused_attention(q, k, v, seen, dropout_of(q, context));
 }
 
-/// The fused CPU kernels do not support dropout. This path materialises the weights, [batch, heads, queries, keys].
-at::Tensor AttentionCore::with_dropout(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                                       const VisibleKeys& seen, const ForwardContext& context) const {
-  const at::Tensor q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
-  const int64_t group = q.size(1) / k.size(1);
-  const auto repeated = [&](const at::Tensor& x) {
-    return group == 1 ? x : x.unsqueeze(2).expand({-1, -1, group, -1, -1}).flatten(1, 2);
-  };
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const at::Tensor hidden = seen.mask(q.size(2), k.size(2), q).logical_not();
-  at::Tensor weights = attention_product(q * scale, repeated(k).transpose(2, 3));
-  weights = at::softmax(weights.masked_fill_(hidden, -std::numeric_limits<double>::infinity()), -1);
-  const DimIndex& sequence = checked_index(context, Dim::sequence, q.size(2), name());
-  weights = counter_dropout(weights, dropout_,
-                            {.seed = context.seed,
-                             .name = name(),
-                             .step = context.step,
-                             .index = {checked_index(context, Dim::batch, q.size(0), name()),
-                                       checked_index(context, Dim::head, q.size(1), name()), sequence,
-                                       DimIndex(0, k.size(2), sequence.global(q.size(2)))}});
-  return taken("attention with dropout", attention_product(weights, repeated(v))).transpose(1, 2);
+c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor& q,
+                                                               const ForwardContext& context) const {
+  if (!drops(context)) return {};
+  const std::vector<int64_t> sizes{q.size(0), q.size(2), q.size(1)};
+  const DropoutKey key{.seed = context.seed,
+                       .name = name(),
+                       .step = context.step,
+                       .index = {checked_index(context, Dim::batch, sizes[0], name()),
+                                 checked_index(context, Dim::head, sizes[1], name()),
+                                 checked_index(context, Dim::sequence, sizes[2], name())}};
+  return c10::make_intrusive<AttentionDropout>(dropout_, key, sizes, key.index[2].global(sizes[2]));
 }
 
 Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)

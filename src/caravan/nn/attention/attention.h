@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "caravan/module/module.h"
+#include "caravan/nn/attention/attention_dropout.h"
 #include "caravan/nn/attention/rope.h"
-#include "caravan/nn/attention/visible_keys.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
 #include "caravan/nn/linear.h"
@@ -25,7 +25,7 @@ class AttentionCore final : public Module {
  public:
   explicit AttentionCore(double dropout) : dropout_(dropout) {}
 
-  /// Whether a pass drops attention weights, which are then all in memory.
+  /// Whether a pass drops attention weights.
   bool drops(const ForwardContext& context) const noexcept { return context.is_training() && dropout_ > 0; }
 
  protected:
@@ -33,8 +33,8 @@ class AttentionCore final : public Module {
 
  private:
   at::Tensor attend(const Tensors& inputs, const ForwardContext& context) const;
-  at::Tensor with_dropout(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                          const VisibleKeys& seen, const ForwardContext& context) const;
+  /// What a pass drops of the weights of these queries; null: nothing.
+  c10::intrusive_ptr<AttentionDropout> dropout_of(const at::Tensor& q, const ForwardContext& context) const;
   double dropout_;
 };
 

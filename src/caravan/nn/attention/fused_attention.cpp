@@ -1,5 +1,6 @@
 #include "caravan/nn/attention/fused_attention.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -7,20 +8,17 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/_unsafe_view.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
 #include "caravan/module/meta/accelerator_scope.h"
-#include "caravan/module/meta/product_workspace.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/attention/tiled_attention.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -37,7 +35,6 @@ using torch::autograd::variable_list;
 // torch's attention by two products and a softmax
 constexpr auto kMathKernel = static_cast<int64_t>(at::SDPBackend::math);
 
-at::Tensor to_fp32(const at::Tensor& x) { return x.to(at::kFloat); }
 at::Tensor by_head(const at::Tensor& x) { return x.transpose(1, 2); }
 
 /// Heads that share keys and values read copies; torch's kernel wants equal numbers of heads.
@@ -60,10 +57,12 @@ bool multiplies_bf16(const at::Tensor& q) {
                     "set CARAVAN_PRODUCTS=attention=fp32, or start the ranks on processors of one kind"});
 }
 
-/// Whether the tiles of this library compute it.
+/// Whether the tiles of this library can compute it, and whether they do: one query alone is torch's.
+bool can_be_tiled(const at::Tensor& q, const at::Tensor& k) {
+  return !is_on_accelerator(q) && q.scalar_type() != at::kDouble && q.numel() > 0 && k.numel() > 0;
+}
 bool is_tiled(const at::Tensor& q, const at::Tensor& k) {
-  if (is_on_accelerator(q) || q.scalar_type() == at::kDouble || q.numel() == 0 || k.numel() == 0) return false;
-  return q.size(1) >= kFewRows || attends_in_fp32(q);
+  return can_be_tiled(q, k) && (q.size(1) > 1 || attends_in_fp32(q));
 }
 
 /// "fused attention backward in fp32 (masked)".
@@ -73,12 +72,13 @@ std::string path_of_tiles(const char* what, const at::Tensor& q, bool has_ranges
 
 struct FusedAttention : Function<FusedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const VisibleKeys& seen) {
-    const auto [out, log_sum_exp] = tiled_attention(q, k, v, seen, multiplies_bf16(q), q.scalar_type());
-    take_path(path_of_tiles("fused attention", q, seen.has_ranges()), out);
+                            const VisibleKeys& seen, const c10::intrusive_ptr<AttentionDropout>& dropout) {
+    const auto [out, log_sum_exp] = tiled_attention(q, k, v, seen, dropout.get(), multiplies_bf16(q), q.scalar_type());
+    take_path(path_of_tiles(dropout ? "attention with dropout" : "fused attention", q, seen.has_ranges()), out);
     const auto [bounds, query_documents, key_documents] = seen.saved();
     ctx->save_for_backward({q, k, v, out, log_sum_exp, bounds, query_documents, key_documents});
     ctx->saved_data["is_causal"] = seen.is_causal();
+    if (dropout) ctx->saved_data["dropout"] = c10::IValue::make_capsule(dropout);
     return out;
   }
 
@@ -87,10 +87,15 @@ struct FusedAttention : Function<FusedAttention> {
     const at::Tensor& q = saved[0];
     const VisibleKeys seen =
         VisibleKeys::restored(ctx->saved_data["is_causal"].toBool(), {saved[5], saved[6], saved[7]});
+    const auto holder = ctx->saved_data.find("dropout");
+    const bool drops = holder != ctx->saved_data.end();
+    const auto capsule = drops ? holder->second.toCapsule() : c10::intrusive_ptr<torch::CustomClassHolder>();
     const auto [dq, dk, dv] = tiled_attention_backward(grads[0], q, saved[1], saved[2], {saved[3], saved[4]}, seen,
+                                                       static_cast<const AttentionDropout*>(capsule.get()),
                                                        multiplies_bf16(q), q.scalar_type());
-    take_path(path_of_tiles("fused attention backward", q, seen.has_ranges()), dq);
-    return {dq, dk, dv, {}};
+    const char* what = drops ? "attention with dropout, backward" : "fused attention backward";
+    take_path(path_of_tiles(what, q, seen.has_ranges()), dq);
+    return {dq, dk, dv, {}, {}};
   }
 };
 
@@ -107,50 +112,6 @@ at::Tensor fused_on_meta(const at::Tensor& q, const at::Tensor& k, const at::Ten
   std::optional<at::Tensor> bias;
   if (mask.has_value()) bias = at::zeros(mask->sizes(), q.options());
   return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias));
-}
-
-/// a b, one sequence of the batch at a time: the widened operands of all would take as much additional memory as
-/// attention's weights.
-at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b) {
-  at::Tensor out = at::empty({a.size(0), a.size(1), a.size(2), b.size(3)}, a.options());
-  for (int64_t i = 0; i < a.size(0); ++i) out[i].copy_(at::bmm(to_fp32(a[i]), to_fp32(b[i])));
-  return out;
-}
-
-struct ProductInFp32 : Function<ProductInFp32> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
-    ctx->save_for_backward({a, b});
-    return multiplied(a, b);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    return {multiplied(grads[0], saved[1].transpose(2, 3)), multiplied(saved[0].transpose(2, 3), grads[0])};
-  }
-};
-
-/// Batched products of meta tensors, with the memory that torch's library takes for real ones.
-struct ProductOnMeta : Function<ProductOnMeta> {
-  static at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
-    const at::Tensor out = at::bmm(a, b);
-    const auto call = [](const at::Tensor& x, const at::Tensor& y, const auto&) { return at::bmm(x, y); };
-    if (a.scalar_type() == at::kBFloat16 && out.numel() > 0) product_workspace(a, b, std::nullopt, call);
-    return out;
-  }
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
-    ctx->save_for_backward({a, b});
-    return multiply(a, b);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor of_b = multiply(saved[0].transpose(1, 2), grads[0]);  // autograd computes it first
-    return {multiply(grads[0], saved[1].transpose(1, 2)), of_b};
-  }
-};
-
-/// As in at::matmul.
-at::Tensor product_on_meta(const at::Tensor& a, const at::Tensor& b) {
-  const auto batched = [](const at::Tensor& x) { return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}); };
-  return at::_unsafe_view(ProductOnMeta::apply(batched(a), batched(b)), {a.size(0), a.size(1), a.size(2), b.size(3)});
 }
 
 /// Of a block, and of its gradients.
@@ -192,6 +153,20 @@ AttentionGradients fp64_attention_backward(const at::Tensor& dy, const at::Tenso
   return {finished(dq, 1), finished(dk, group), finished(dv, group)};
 }
 
+/// By the plain formula, with all weights in memory.
+at::Tensor fp64_attention_with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const VisibleKeys& seen, const AttentionDropout& dropout) {
+  check_device("attention dropout", q);
+  const int64_t group = q.size(2) / k.size(2);
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const at::Tensor keys = repeated(by_head(k), group), values = repeated(by_head(v), group);
+  const at::Tensor hidden = seen.mask(q.size(1), k.size(1), q).logical_not();
+  const at::Tensor scores = at::matmul(by_head(q) * scale, keys.transpose(2, 3));
+  const at::Tensor weights = at::softmax(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), -1);
+  const at::Tensor factors = dropout.factors(weights).to(weights.scalar_type());
+  return taken("attention with dropout", by_head(at::matmul(weights * factors, values)));
+}
+
 }  // namespace
 
 AttentionBlock AttentionBlock::queries(int64_t first, int64_t count) const {
@@ -207,7 +182,7 @@ void AttentionBlock::merge(const AttentionBlock& other) const {
 AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
   auto [out, log_sum_exp] = q.scalar_type() == at::kDouble
                                 ? fp64_attention(q, k, v, seen)
-                                : tiled_attention(q, k, v, seen, multiplies_bf16(q), block_type(q));
+                                : tiled_attention(q, k, v, seen, nullptr, multiplies_bf16(q), block_type(q));
   take_path(block_path("ring attention", seen), out);
   return {out, log_sum_exp};
 }
@@ -215,20 +190,18 @@ AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const a
 BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const AttentionBlock& all, const VisibleKeys& seen) {
   const TiledAttention of_all{all.out, all.log_sum_exp};
-  auto [dq, dk, dv] = q.scalar_type() == at::kDouble ? fp64_attention_backward(gradient, q, k, v, of_all, seen)
-                                                     : tiled_attention_backward(gradient, q, k, v, of_all, seen,
-                                                                                multiplies_bf16(q), block_type(q));
+  auto [dq, dk, dv] =
+      q.scalar_type() == at::kDouble
+          ? fp64_attention_backward(gradient, q, k, v, of_all, seen)
+          : tiled_attention_backward(gradient, q, k, v, of_all, seen, nullptr, multiplies_bf16(q), block_type(q));
   take_path(block_path("ring attention backward", seen), dq);
   return {dq, dk, dv};
 }
 
-at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b) {
-  if (attends_in_fp32(a)) return ProductInFp32::apply(a, b);
-  return a.is_meta() ? product_on_meta(a, b) : at::matmul(a, b);
-}
-
-at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
-  if (is_tiled(q, k)) return FusedAttention::apply(q, k, v, seen);
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
+                           const c10::intrusive_ptr<AttentionDropout>& dropout) {
+  if (is_tiled(q, k) || (dropout && can_be_tiled(q, k))) return FusedAttention::apply(q, k, v, seen, dropout);
+  if (dropout && q.numel() > 0 && k.numel() > 0) return fp64_attention_with_dropout(q, k, v, seen, *dropout);
   const bool is_grouped = q.size(2) != k.size(2);
   const auto mask = seen.has_ranges() ? std::optional(seen.mask(q.size(1), k.size(1), q)) : std::optional<at::Tensor>();
   const bool is_causal = seen.is_causal() && !seen.has_ranges();

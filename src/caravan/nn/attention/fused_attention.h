@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/nn/attention/attention_dropout.h"
 #include "caravan/nn/attention/visible_keys.h"
 
 namespace caravan {
@@ -9,9 +10,11 @@ namespace caravan {
 /// softmax(q k^T / sqrt(width)) v over the keys that a query sees, with the layout of the layers: [batch, queries,
 /// heads, width] and [batch, keys, kv heads, width] -> [batch, queries, heads, width]; kv heads divide the heads.
 /// Differentiable once. On the CPU, tile by tile (tiled_attention.h); 16 bits in the arithmetic of products_in_use().
-/// By torch's kernels on accelerators, in fp64 and for a few queries. Throws UsageError for attention=native where
+/// By torch's kernels on accelerators, in fp64 and for one query. With `dropout` (or null) weights are dropped; in
+/// fp64 they are then in memory, and accelerators are refused. Throws UsageError for attention=native where
 /// oneDNN has no products of bf16 tiles.
-at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen);
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
+                           const c10::intrusive_ptr<AttentionDropout>& dropout = {});
 
 /// The attention of queries to some of their keys. Blocks merge to the attention to all keys, weighted by their
 /// log-sum-exps (Dao et al., "FlashAttention", NeurIPS 2022).
@@ -36,9 +39,5 @@ struct BlockGradients {
 };
 BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const AttentionBlock& all, const VisibleKeys& seen);
-
-/// a b of [batch, heads, m, k] and [batch, heads, k, n], for attention that is not fused. Differentiable once. bf16 in
-/// fp32 arithmetic where products_in_use() says attention=fp32; saves its operands in bf16.
-at::Tensor attention_product(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace caravan

@@ -37,18 +37,19 @@ void with_types(at::ScalarType tensors, bool in_bf16, at::ScalarType results, F 
 
 /// Runs `task(scratch, row, kv head)` for each sequence and key head, in parallel. Scratch is what `Work` needs.
 template <class Work, class Task>
-void for_each_head(const Sizes& size, const at::Tensor& like, const Task& task) {
-  const int64_t bytes = Work(size, nullptr).bytes();
+void for_each_head(const Sizes& size, const AttentionDropout* dropout, const at::Tensor& like, const Task& task) {
+  const int64_t bytes = Work(size, dropout, nullptr).bytes();
   const auto options = like.options().dtype(at::kByte);
   if (like.is_meta()) {
     at::empty({std::min<int64_t>(at::get_num_threads(), size.batch * size.kv_heads), bytes + 64}, options);
     return;
   }
   at::parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    const TileScope scope;
     const at::Tensor memory = at::empty({bytes + 64}, options);
     auto address = reinterpret_cast<uintptr_t>(memory.data_ptr());
     address = (address + 63) / 64 * 64;
-    Work work(size, reinterpret_cast<void*>(address));
+    Work work(size, dropout, reinterpret_cast<void*>(address));
     for (int64_t i = begin; i < end; ++i) task(work, i / size.kv_heads, i % size.kv_heads);
   });
 }
@@ -76,7 +77,8 @@ at::Tensor with_rows(const at::Tensor& x) { return x.stride(3) == 1 || x.size(3)
 }  // namespace
 
 TiledAttention tiled_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
-                               const VisibleKeys& seen, bool in_bf16, at::ScalarType out_type) {
+                               const VisibleKeys& seen, const AttentionDropout* dropout, bool in_bf16,
+                               at::ScalarType out_type) {
   const Sizes size(q_in, k_in);
   const at::Tensor q = with_rows(q_in), k = with_rows(k_in), v = with_rows(v_in);
   TiledAttention result{at::empty(q.sizes(), q.options().dtype(out_type)),
@@ -84,11 +86,11 @@ TiledAttention tiled_attention(const at::Tensor& q_in, const at::Tensor& k_in, c
   count_attention("attention", size, q, k, 2, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
   with_types(q.scalar_type(), in_bf16, out_type, [&]<class T, class E, class Out>(T, E, Out) {
-    for_each_head<Forward<T, E, Out>>(size, q, [&](Forward<T, E, Out>& work, int64_t row, int64_t kv_head) {
-      work.pack_keys(Rows<T>(k, row, kv_head), Rows<T>(v, row, kv_head));
+    for_each_head<Forward<T, E, Out>>(size, dropout, q, [&](Forward<T, E, Out>& work, int64_t row, int64_t kv_head) {
+      work.set_keys(Rows<T>(k, row, kv_head), Rows<T>(v, row, kv_head));
       const int64_t group = size.heads / size.kv_heads;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        work.run(Rows<T>(q, row, head), seen, row, Rows<Out>(result.out, row, head),
+        work.run(Rows<T>(q, row, head), seen, row, head, Rows<Out>(result.out, row, head),
                  result.log_sum_exp.template mutable_data_ptr<float>() + (row * size.heads + head) * size.queries);
       }
     });
@@ -98,7 +100,7 @@ TiledAttention tiled_attention(const at::Tensor& q_in, const at::Tensor& k_in, c
 
 AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::Tensor& q_in, const at::Tensor& k_in,
                                             const at::Tensor& v_in, const TiledAttention& all, const VisibleKeys& seen,
-                                            bool in_bf16, at::ScalarType type) {
+                                            const AttentionDropout* dropout, bool in_bf16, at::ScalarType type) {
   const Sizes size(q_in, k_in);
   const at::Tensor q = with_rows(q_in), k = with_rows(k_in), v = with_rows(v_in);
   const at::Tensor dy = with_rows(dy_in.to(q.scalar_type())), out = with_rows(all.out.to(q.scalar_type()));
@@ -109,13 +111,13 @@ AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::T
   count_attention("attention backward", size, q, k, 5, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
   with_types(q.scalar_type(), in_bf16, type, [&]<class T, class E, class Out>(T, E, Out) {
-    for_each_head<Backward<T, E, Out>>(size, q, [&](Backward<T, E, Out>& work, int64_t row, int64_t kv_head) {
-      work.begin_keys(Rows<T>(k, row, kv_head), Rows<T>(v, row, kv_head));
+    for_each_head<Backward<T, E, Out>>(size, dropout, q, [&](Backward<T, E, Out>& work, int64_t row, int64_t kv_head) {
+      work.set_keys(Rows<T>(k, row, kv_head), Rows<T>(v, row, kv_head));
       const int64_t group = size.heads / size.kv_heads;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         work.run(Rows<T>(q, row, head), Rows<T>(dy, row, head), Rows<T>(out, row, head),
                  log_sum_exp.template const_data_ptr<float>() + (row * size.heads + head) * size.queries, seen, row,
-                 Rows<Out>(result.q, row, head));
+                 head, Rows<Out>(result.q, row, head));
       }
       work.finish_keys(Rows<Out>(result.k, row, kv_head), Rows<Out>(result.v, row, kv_head));
     });

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/nn/attention/attention_dropout.h"
 #include "caravan/nn/attention/visible_keys.h"
 
 namespace caravan {
@@ -12,13 +13,14 @@ namespace caravan {
 /// arXiv 2307.08691). Products of tiles are oneDNN's; tiles that no query sees are skipped. Layouts are those of the
 /// layers: q [batch, queries, heads, width], k and v [batch, keys, kv heads, width]; kv heads divide the heads.
 /// Arithmetic is in fp32; with `in_bf16`, operands of products are rounded to bf16, which needs such instructions.
-/// Not differentiable by autograd. Takes fp32, bf16 and fp16, and meta tensors.
+/// `dropout` (or null) drops weights; backward draws its numbers again. Not differentiable by autograd. Takes fp32,
+/// bf16 and fp16, and meta tensors.
 struct TiledAttention {
   at::Tensor out;          ///< [batch, queries, heads, width]; 0 for a query that sees no key
   at::Tensor log_sum_exp;  ///< fp32 [batch, heads, queries]; -infinity for a query that sees no key
 };
 TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
-                               bool in_bf16, at::ScalarType out_type);
+                               const AttentionDropout* dropout, bool in_bf16, at::ScalarType out_type);
 
 /// The gradients of q, k and v, of `type`. `out` and `log_sum_exp` may be those of the attention to more keys than
 /// these, of which `k` and `v` are a part.
@@ -27,6 +29,6 @@ struct AttentionGradients {
 };
 AttentionGradients tiled_attention_backward(const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, const TiledAttention& all, const VisibleKeys& seen,
-                                            bool in_bf16, at::ScalarType type);
+                                            const AttentionDropout* dropout, bool in_bf16, at::ScalarType type);
 
 }  // namespace caravan

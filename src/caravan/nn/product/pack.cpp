@@ -29,8 +29,9 @@ struct Transpose {
         to[i * to_stride + row] = from[row * from_stride + i];
       }
     }
-    for (int64_t i = 0; i < whole_columns; i += 4) {
-      for (int64_t row = 0; row < whole_rows; row += 4) {
+    // Rows may be a power of two apart: each is read to its end while it is in the cache.
+    for (int64_t row = 0; row < whole_rows; row += 4) {
+      for (int64_t i = 0; i < whole_columns; i += 4) {
         const uint32_t* at = from + row * from_stride + i;
         const Quad a = load_quad(at), b = load_quad(at + from_stride);
         const Quad c = load_quad(at + 2 * from_stride), d = load_quad(at + 3 * from_stride);

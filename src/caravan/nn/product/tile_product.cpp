@@ -51,6 +51,7 @@ void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int
   const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
   const RightOperand<E> right = right_operand(b, E{});
   at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
+    const TileScope scope;
     const at::Tensor memory = at::empty({kRows * kDepth}, a.options());
     E* left = data_of<E>(memory);
     for (int64_t row = begin * kRows; row < std::min(end * kRows, m); row += kRows) {
@@ -66,6 +67,12 @@ void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int
       }
     }
   });
+}
+
+bool has_tiles(const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType type = a.scalar_type();
+  return b.scalar_type() == type && !is_on_accelerator(a) &&
+         (type == at::kFloat || (type == at::kBFloat16 && has_bf16_tiles()));
 }
 
 /// Whether b^T a, transposed afterwards, costs fewer copies.
@@ -101,11 +108,14 @@ void multiply_tile(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t a_str
                               reinterpret_cast<const at::BFloat16*>(b), c, /*is_vnni=*/true);
 }
 
+TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
+
 bool has_bf16_tiles() {
   static const bool has_them = [] {
     constexpr int64_t kSide = 16;
     const std::array<Bf16, kSide * kSide> operand{};
     std::array<float, kSide * kSide> result;
+    const TileScope scope;
     try {
       multiply_tile(kSide, kSide, kSide, operand.data(), kSide, operand.data(), kSide, result.data(), kSide, false);
       return true;
@@ -116,11 +126,9 @@ bool has_bf16_tiles() {
   return has_them;
 }
 
-bool is_tiled_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType type = a.scalar_type();
-  const bool has_type = b.scalar_type() == type && (type == at::kFloat || (type == at::kBFloat16 && has_bf16_tiles()));
-  return has_type && !is_on_accelerator(a) && sum.scalar_type() == at::kFloat && sum.is_contiguous() &&
-         a.stride(1) == 1 && b.stride(1) == 1 && a.numel() > 0 && b.numel() > 0;
+bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  return has_tiles(a, b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() && a.stride(1) == 1 &&
+         b.stride(1) == 1 && a.numel() > 0 && b.numel() > 0;
 }
 
 void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {

@@ -14,12 +14,20 @@ void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_st
                    float* c, int64_t c_stride, bool adds);
 void multiply_tile(int64_t m, int64_t n, int64_t k, const kernels::Bf16* a, int64_t a_stride, const kernels::Bf16* b,
                    int64_t b_stride, float* c, int64_t c_stride, bool adds);
+/// Lives while a thread multiplies tiles: AMX keeps state in registers that other code must not find.
+class TileScope {
+ public:
+  TileScope() = default;
+  ~TileScope();
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+};
 /// Whether this processor has the second.
 bool has_bf16_tiles();
 
 /// Whether add_tiled_product takes them: fp32, or bf16 with such tiles, not on an accelerator, rows contiguous, sum
 /// contiguous and fp32.
-bool is_tiled_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
+bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 /// sum [m, n] (+)= a^T b of [k, m] and [k, n]: the gradient of a weight, added where it is summed and not rounded to
 /// bf16.
 void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b);

@@ -21,8 +21,8 @@ namespace caravan {
 ///
 /// With documents, attention stays within a document; blocks that no query of this rank sees are skipped.
 ///
-/// With dropout of attention weights, which are all in memory anyway, keys and values are gathered (S -> R) and the
-/// core uses the random numbers of one process.
+/// With dropout of attention weights, keys and values are gathered (S -> R) and the core uses the random numbers of one
+/// process.
 ///
 /// With Phase::generate, and on one rank, it does nothing.
 ///

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
-#include "caravan/nn/attention/tiles/tile_work.h"
+#include "caravan/nn/attention/tiles/tile_operands.h"
 
 namespace caravan::tiles {
 
@@ -11,10 +12,11 @@ namespace caravan::tiles {
 template <class T, class E, class Out>
 class Backward {
  public:
-  Backward(const Sizes& size, void* memory) : size_(size), scratch_(memory) {
+  Backward(const Sizes& size, const AttentionDropout* dropout, void* memory)
+      : size_(size), scratch_(memory), factors_(dropout, scratch_) {
     const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
-    keys_ = scratch_.take<E>(of_keys);
-    values_ = scratch_.take<E>(of_keys);
+    packed_keys_ = scratch_.take<E>(of_keys);
+    packed_values_ = scratch_.take<E>(of_keys);
     key_columns_ = scratch_.take<E>(of_keys);
     of_keys_ = scratch_.take<float>(of_keys);
     of_values_ = scratch_.take<float>(of_keys);
@@ -36,12 +38,15 @@ class Backward {
   }
   int64_t bytes() const { return scratch_.bytes(); }
 
-  void begin_keys(const Rows<T>& k, const Rows<T>& v) {
+  /// The heads of queries that follow see these keys and values.
+  void set_keys(const Rows<T>& k, const Rows<T>& v) {
+    keys_.clear();
+    values_.clear();
     for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
-      const int64_t count = std::min(kTileKeys, size_.keys - key), at = key * size_.pitch;
-      kernels::pack_rows(k.at(key), k.stride, count, size_.width, keys_ + at, kTileKeys, size_.pitch);
-      kernels::pack_rows(v.at(key), v.stride, count, size_.width, values_ + at, kTileKeys, size_.pitch);
-      kernels::transpose(keys_ + at, size_.pitch, kTileKeys, size_.pitch, key_columns_ + at, kTileKeys);
+      const int64_t at = key * size_.pitch;
+      keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + at));
+      values_.push_back(rows_of_keys(v, key, size_, packed_values_ + at));
+      transpose_keys(keys_.back(), key, size_, key_columns_ + at);
     }
     const auto bytes = static_cast<size_t>(size_.tiles_of_keys() * kTileKeys * size_.pitch) * sizeof(float);
     std::memset(of_keys_, 0, bytes);
@@ -51,17 +56,17 @@ class Backward {
   /// Adds to the gradients of keys and values what one head of queries contributes, and writes its own.
   template <class Result>
   void run(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp,
-           const VisibleKeys& seen, int64_t row, const Rows<Out>& dq) {
+           const VisibleKeys& seen, int64_t row, int64_t head, const Rows<Out>& dq) {
     pack_queries(q, dy, out, log_sum_exp);
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const QueryTile tile(seen, row, query, size_);
       const TileVisibility& visible = tile.visibility();
       for (int64_t key = visible.first_key() / kTileKeys * kTileKeys; key < visible.end_key(); key += kTileKeys) {
-        differentiate(visible, query, key);
+        differentiate(visible, row, head, query, key);
       }
     }
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
-      kernels::transpose(of_queries_ + query * size_.pitch, kTileQueries, size_.pitch, kTileQueries, turned_,
+      kernels::transpose(of_queries_ + query * size_.pitch, kTileQueries, size_.width, kTileQueries, turned_,
                          size_.pitch);
       kernels::unpack_rows(turned_, size_.pitch, size_.queries_in_tile(query), size_.width, &size_.scale, true,
                            dq.at(query), dq.stride);
@@ -81,8 +86,8 @@ class Backward {
   void pack_queries(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp) {
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const int64_t count = size_.queries_in_tile(query), at = query * size_.pitch;
-      pack_operand(q.at(query), q.stride, count, queries_ + at, query_columns_ + at);
-      pack_operand(dy.at(query), dy.stride, count, slopes_ + at, slope_columns_ + at);
+      pack_operand(q, query, count, queries_ + at, query_columns_ + at);
+      pack_operand(dy, query, count, slopes_ + at, slope_columns_ + at);
       kernels::row_products(dy.at(query), dy.stride, out.at(query), out.stride, count, size_.width, delta_ + query);
     }
     const int64_t padded = size_.tiles_of_queries * kTileQueries;
@@ -93,26 +98,26 @@ class Backward {
   }
 
   /// As right operands: of products over queries, and over features.
-  void pack_operand(const T* from, int64_t stride, int64_t count, E* rows, E* columns) {
+  void pack_operand(const Rows<T>& x, int64_t query, int64_t count, E* rows, E* columns) {
     if constexpr (sizeof(E) == 2) {
-      kernels::pack_row_pairs(from, stride, count, size_.width, rows, kTileQueries, size_.pitch);
-      kernels::pack_rows(from, stride, count, size_.width, rows_, kTileQueries, size_.pitch);
-      transpose_operand(rows_, size_, columns);
+      kernels::pack_row_pairs(x.at(query), x.stride, count, size_.width, rows, kTileQueries, size_.pitch);
     } else {
-      kernels::pack_rows(from, stride, count, size_.width, rows, kTileQueries, size_.pitch);
-      transpose_operand(rows, size_, columns);
+      kernels::pack_rows(x.at(query), x.stride, count, size_.width, rows, kTileQueries, size_.pitch);
     }
+    transpose_queries(x, query, count, size_, rows_, columns);
   }
 
-  void differentiate(const TileVisibility& visible, int64_t query, int64_t key) {
+  void differentiate(const TileVisibility& visible, int64_t row, int64_t head, int64_t query, int64_t key) {
     const int64_t count = size_.keys_in_tile(key), of_key = key * size_.pitch, of_query = query * size_.pitch;
     const TilePieces by_keys = visible.by_keys(key, count);
-    scores_of(by_keys, keys_ + of_key, query_columns_ + of_query, size_, scores_);
-    scores_of(by_keys, values_ + of_key, slope_columns_ + of_query, size_, of_weights_);
+    const auto tile_of_keys = static_cast<size_t>(key / kTileKeys);
+    scores_of(by_keys, keys_[tile_of_keys], query_columns_ + of_query, size_, scores_);
+    scores_of(by_keys, values_[tile_of_keys], slope_columns_ + of_query, size_, of_weights_);
+    const float* factors = factors_.of(visible, row, head, query, size_.queries_in_tile(query), key, count);
     for (const TilePiece& piece : by_keys) {
       visible.for_each_part(piece, key, [&](const TilePiece& part, const TileRanges& ranges) {
         kernels::weights_backward(scores_, of_weights_, part, size_.scale, log_sum_exp_ + query, delta_ + query, ranges,
-                                  weights_, of_scores_, score_pairs_);
+                                  factors, weights_, of_scores_, score_pairs_);
       });
     }
     add_by_keys(by_keys, weights_, slopes_ + of_query, size_, of_values_ + of_key);
@@ -122,14 +127,16 @@ class Backward {
 
   const Sizes& size_;
   Scratch scratch_;
-  E *keys_, *values_;            ///< [tiles][kTileKeys][pitch]
-  E* key_columns_;               ///< [tiles][pitch][kTileKeys]
-  float *of_keys_, *of_values_;  ///< gradients, [tiles][kTileKeys][pitch]
-  E *queries_, *query_columns_;  ///< [tiles][kTileQueries][pitch], [tiles][pitch][kTileQueries]
-  E *slopes_, *slope_columns_;   ///< gradients of the result, likewise
-  float* of_queries_;            ///< gradients, [tiles][pitch][kTileQueries]
-  float *log_sum_exp_, *delta_;  ///< [tiles][kTileQueries]
-  float *scores_, *of_weights_;  ///< [kTileKeys][kTileQueries]
+  TileFactors factors_;
+  std::vector<LeftRows<E>> keys_, values_;  ///< of each tile
+  E *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  E* key_columns_;                          ///< [tiles][pitch][kTileKeys]
+  float *of_keys_, *of_values_;             ///< gradients, [tiles][kTileKeys][pitch]
+  E *queries_, *query_columns_;             ///< [tiles][kTileQueries][pitch], [tiles][pitch][kTileQueries]
+  E *slopes_, *slope_columns_;              ///< gradients of the result, likewise
+  float* of_queries_;                       ///< gradients, [tiles][pitch][kTileQueries]
+  float *log_sum_exp_, *delta_;             ///< [tiles][kTileQueries]
+  float *scores_, *of_weights_;             ///< [kTileKeys][kTileQueries]
   E *rows_, *weights_, *of_scores_, *score_pairs_;
   float* turned_;
 };

@@ -4,8 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
-#include "caravan/nn/attention/tiles/tile_work.h"
+#include "caravan/nn/attention/tiles/tile_operands.h"
 
 namespace caravan::tiles {
 
@@ -13,8 +14,9 @@ namespace caravan::tiles {
 template <class T, class E, class Out>
 class Forward {
  public:
-  Forward(const Sizes& size, void* memory) : size_(size), scratch_(memory) {
-    keys_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
+  Forward(const Sizes& size, const AttentionDropout* dropout, void* memory)
+      : size_(size), scratch_(memory), factors_(dropout, scratch_) {
+    packed_keys_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
     values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
     rows_ = scratch_.take<E>(std::max(kTileKeys, kTileQueries) * size.pitch);
     queries_ = scratch_.take<E>(tile());
@@ -25,22 +27,21 @@ class Forward {
   }
   int64_t bytes() const { return scratch_.bytes(); }
 
-  void pack_keys(const Rows<T>& k, const Rows<T>& v) {
+  /// The heads of queries that follow see these keys and values.
+  void set_keys(const Rows<T>& k, const Rows<T>& v) {
+    keys_.clear();
     for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
-      const int64_t count = std::min(kTileKeys, size_.keys - key);
-      kernels::pack_rows(k.at(key), k.stride, count, size_.width, keys_ + key * size_.pitch, kTileKeys, size_.pitch);
-      kernels::pack_rows(v.at(key), v.stride, count, size_.width, rows_, kTileKeys, size_.pitch);
-      kernels::transpose(rows_, size_.pitch, kTileKeys, size_.pitch, values_ + key * size_.pitch, kTileKeys);
+      keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + key * size_.pitch));
+      transpose_keys(rows_of_keys(v, key, size_, rows_), key, size_, values_ + key * size_.pitch);
     }
   }
 
-  void run(const Rows<T>& q, const VisibleKeys& seen, int64_t row, const Rows<Out>& out, float* log_sum_exp) {
+  void run(const Rows<T>& q, const VisibleKeys& seen, int64_t row, int64_t head, const Rows<Out>& out,
+           float* log_sum_exp) {
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const QueryTile tile(seen, row, query, size_);
-      kernels::pack_rows(q.at(query), q.stride, size_.queries_in_tile(query), size_.width, rows_, kTileQueries,
-                         size_.pitch);
-      transpose_operand(rows_, size_, queries_);
-      attend(tile.visibility());
+      transpose_queries(q, query, size_.queries_in_tile(query), size_, rows_, queries_);
+      attend(tile.visibility(), row, head, query);
       finish(query, out, log_sum_exp + query);
     }
   }
@@ -48,7 +49,7 @@ class Forward {
  private:
   int64_t tile() const { return size_.pitch * kTileQueries; }
 
-  void attend(const TileVisibility& visible) {
+  void attend(const TileVisibility& visible, int64_t row, int64_t head, int64_t query) {
     std::fill_n(state_.largest, kTileQueries, std::numeric_limits<float>::lowest());
     std::fill_n(state_.before, kTileQueries, std::numeric_limits<float>::lowest());
     std::fill_n(state_.sum, kTileQueries, 0.0F);
@@ -59,16 +60,17 @@ class Forward {
       const auto for_parts = [&](const auto& f) {
         for (const TilePiece& piece : by_keys) visible.for_each_part(piece, key, f);
       };
-      scores_of(by_keys, keys_ + key * size_.pitch, queries_, size_, scores_);
+      scores_of(by_keys, keys_[static_cast<size_t>(key / kTileKeys)], queries_, size_, scores_);
       for_parts([&](const TilePiece& part, const TileRanges& ranges) {
         kernels::take_scores(scores_, part, size_.scale, ranges, state_);
       });
       kernels::rescale(state_);
+      const float* factors = factors_.of(visible, row, head, query, size_.queries_in_tile(query), key, count);
       for_parts([&](const TilePiece& part, const TileRanges& ranges) {
-        kernels::take_weights(scores_, part, size_.scale, ranges, state_, weights_);
+        kernels::take_weights(scores_, part, size_.scale, ranges, factors, state_, weights_);
       });
       if (std::ranges::any_of(state_.factor, [](float factor) { return factor != 1; })) {
-        kernels::scale_columns(sum_, size_.depth, state_.factor);
+        kernels::scale_columns(sum_, size_.width, state_.factor);
       }
       add_by_queries(visible.by_queries(key, count), values_ + key * size_.pitch, weights_, size_, sum_);
     }
@@ -81,17 +83,19 @@ class Forward {
       log_sum_exp[i] = sum > 0 ? state_.largest[i] + std::log(sum) : sum == 0 ? -INFINITY : sum;
       state_.factor[i] = sum == 0 ? 0 : 1 / sum;
     }
-    kernels::transpose(sum_, kTileQueries, size_.pitch, kTileQueries, turned_, size_.pitch);
+    kernels::transpose(sum_, kTileQueries, size_.width, kTileQueries, turned_, size_.pitch);
     kernels::unpack_rows(turned_, size_.pitch, count, size_.width, state_.factor, false, out.at(query), out.stride);
   }
 
   const Sizes& size_;
   Scratch scratch_;
-  E* keys_;        ///< [tiles][kTileKeys][pitch]
-  E* values_;      ///< [tiles][pitch][kTileKeys]
-  E* rows_;        ///< of one tile, packed
-  E* queries_;     ///< of one tile, transposed
-  float* scores_;  ///< [kTileKeys][kTileQueries]
+  TileFactors factors_;
+  std::vector<LeftRows<E>> keys_;  ///< of each tile
+  E* packed_keys_;                 ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  E* values_;                      ///< [tiles][pitch][kTileKeys]
+  E* rows_;                        ///< of one tile, packed
+  E* queries_;                     ///< of one tile, transposed
+  float* scores_;                  ///< [kTileKeys][kTileQueries]
   E* weights_;
   float* sum_;  ///< [pitch][kTileQueries]
   float* turned_;

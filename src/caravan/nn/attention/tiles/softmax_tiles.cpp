@@ -52,6 +52,15 @@ void with_mask(const TileRanges& ranges, F f) {
   return f(std::integral_constant<Mask, Mask::documents>());
 }
 
+/// And with whether there are factors.
+template <class F>
+void with_mask_and_drops(const TileRanges& ranges, const float* factors, F f) {
+  with_mask(ranges, [&](auto mask) {
+    if (factors == nullptr) return f(mask, std::false_type());
+    f(mask, std::true_type());
+  });
+}
+
 template <Mask kMask>
 struct TakeScores {
   CARAVAN_INLINE void run(const float* __restrict s, const TilePiece* piece, float scale, const TileRanges* ranges,
@@ -80,10 +89,10 @@ struct Rescale {
   }
 };
 
-template <class E, Mask kMask>
+template <class E, Mask kMask, bool kDrops>
 struct TakeWeights {
   CARAVAN_INLINE void run(const float* s, const TilePiece* piece, float scale, const TileRanges* ranges,
-                          RunningSoftmax* state, E* p) {
+                          const float* factors, RunningSoftmax* state, E* p) {
     const int64_t from = piece->from, count = piece->to - from;
     const float* __restrict largest = state->largest + from;
     float* __restrict sum = state->sum + from;
@@ -91,8 +100,14 @@ struct TakeWeights {
     for (int64_t k = piece->begin; k < piece->end; k += kRows) {
       const float* row = s + k * kTileQueries + from;
       const auto weight = [&](const Sees<kMask>& sees, int64_t next, int64_t i) {
-        const float value = exponential(row[next * kTileQueries + i] * scale - largest[i]);
+        const float value = exponential(fused(row[next * kTileQueries + i], scale, -largest[i]));
         return sees(i) ? value : 0.0F;
+      };
+      const float* __restrict of_row = kDrops ? factors + k * kTileQueries + from : nullptr;
+      // What is not seen has no factor.
+      const auto kept = [&](const Sees<kMask>& sees, float value, int64_t next, int64_t i) {
+        if constexpr (!kDrops) return value;
+        return sees(i) ? value * of_row[next * kTileQueries + i] : 0.0F;
       };
       const auto sees = Sees<kMask>::of(ranges, from, k);
       if constexpr (kRows == 1) {
@@ -101,7 +116,7 @@ struct TakeWeights {
         for (int64_t i = 0; i < count; ++i) {
           const float value = weight(sees, 0, i);
           sum[i] += value;
-          to[i] = value;
+          to[i] = kept(sees, value, 0, i);
         }
       } else {
         auto* __restrict to = reinterpret_cast<uint32_t*>(p + k * kTileQueries) + from;
@@ -109,7 +124,7 @@ struct TakeWeights {
         for (int64_t i = 0; i < count; ++i) {
           const float one = weight(sees, 0, i), two = weight(sees_next, 1, i);
           sum[i] += one + two;
-          to[i] = bits_of(one) | bits_of(two) << 16;
+          to[i] = bits_of(kept(sees, one, 0, i)) | bits_of(kept(sees_next, two, 1, i)) << 16;
         }
       }
     }
@@ -124,11 +139,11 @@ struct ScaleColumns {
   }
 };
 
-template <class E, Mask kMask>
+template <class E, Mask kMask, bool kDrops>
 struct WeightsBackward {
   CARAVAN_INLINE void run(const float* s, const float* dp, const TilePiece* piece, float scale,
                           const float* __restrict log_sum_exp, const float* __restrict delta, const TileRanges* ranges,
-                          E* p, E* ds, E* ds_pairs) {
+                          const float* __restrict factors, E* p, E* ds, E* ds_pairs) {
     const int64_t from = piece->from, count = piece->to - from;
     log_sum_exp += from;
     delta += from;
@@ -137,11 +152,12 @@ struct WeightsBackward {
       const auto sees = Sees<kMask>::of(ranges, from, k);
 #pragma GCC ivdep
       for (int64_t i = 0; i < count; ++i) {
-        const float value = exponential(s[at + i] * scale - log_sum_exp[i]);
-        const float slope = value * (dp[at + i] - delta[i]);
+        const float value = exponential(fused(s[at + i], scale, -log_sum_exp[i]));
+        const float factor = kDrops ? factors[at + i] : 1;
+        const float slope = value * fused(factor, dp[at + i], -delta[i]);
         // What is not seen may be no number.
         const bool is_seen = sees(i);
-        store(is_seen ? value : 0.0F, p[at + i]);
+        store(is_seen ? value * factor : 0.0F, p[at + i]);
         store(is_seen ? slope : 0.0F, ds[at + i]);
       }
       if constexpr (sizeof(E) == 2) {
@@ -155,12 +171,28 @@ struct WeightsBackward {
   }
 };
 
+using Floats [[gnu::vector_size(16)]] = float;
+
 template <class T>
 struct RowProducts {
-  CARAVAN_INLINE void run(const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t rows, int64_t width,
-                          float* delta) {
+  CARAVAN_INLINE void run(const T* __restrict a, int64_t a_stride, const T* __restrict b, int64_t b_stride,
+                          int64_t rows, int64_t width, float* __restrict delta) {
+    constexpr int64_t kStretch = 256;
+    constexpr int64_t kFloats = 4;
     for (int64_t row = 0; row < rows; ++row, a += a_stride, b += b_stride) {
-      delta[row] = static_cast<float>(sum_of<float>(width, [=](int64_t i) { return load(a[i]) * load(b[i]); }));
+      std::array<float, kStretch + kFloats> products;
+      Floats total{};
+      for (int64_t first = 0; first < width; first += kStretch) {
+        const int64_t count = width - first < kStretch ? width - first : kStretch;
+        for (int64_t i = 0; i < count; ++i) products[i] = load(a[first + i]) * load(b[first + i]);
+        for (int64_t i = 0; i < kFloats; ++i) products[count + i] = 0;
+        for (int64_t i = 0; i < count; i += kFloats) {
+          Floats next;
+          std::memcpy(&next, products.data() + i, sizeof(next));
+          total += next;
+        }
+      }
+      delta[row] = (total[0] + total[1]) + (total[2] + total[3]);
     }
   }
 };
@@ -186,27 +218,31 @@ void take_scores(const float* s, const TilePiece& piece, float scale, const Tile
 void rescale(RunningSoftmax& state) { simd::dispatch<Rescale>(&state); }
 
 template <class E>
-void take_weights(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, RunningSoftmax& state,
-                  E* p) {
-  with_mask(ranges,
-            [&](auto mask) { simd::dispatch<TakeWeights<E, mask.value>>(s, &piece, scale, &ranges, &state, p); });
+void take_weights(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, const float* factors,
+                  RunningSoftmax& state, E* p) {
+  with_mask_and_drops(ranges, factors, [&](auto mask, auto drops) {
+    simd::dispatch<TakeWeights<E, mask.value, drops.value>>(s, &piece, scale, &ranges, factors, &state, p);
+  });
 }
-template void take_weights(const float*, const TilePiece&, float, const TileRanges&, RunningSoftmax&, float*);
-template void take_weights(const float*, const TilePiece&, float, const TileRanges&, RunningSoftmax&, Bf16*);
+template void take_weights(const float*, const TilePiece&, float, const TileRanges&, const float*, RunningSoftmax&,
+                           float*);
+template void take_weights(const float*, const TilePiece&, float, const TileRanges&, const float*, RunningSoftmax&,
+                           Bf16*);
 
 void scale_columns(float* x, int64_t rows, const float* factor) { simd::dispatch<ScaleColumns>(x, rows, factor); }
 
 template <class E>
 void weights_backward(const float* s, const float* dp, const TilePiece& piece, float scale, const float* log_sum_exp,
-                      const float* delta, const TileRanges& ranges, E* p, E* ds, E* ds_pairs) {
-  with_mask(ranges, [&](auto mask) {
-    simd::dispatch<WeightsBackward<E, mask.value>>(s, dp, &piece, scale, log_sum_exp, delta, &ranges, p, ds, ds_pairs);
+                      const float* delta, const TileRanges& ranges, const float* factors, E* p, E* ds, E* ds_pairs) {
+  with_mask_and_drops(ranges, factors, [&](auto mask, auto drops) {
+    simd::dispatch<WeightsBackward<E, mask.value, drops.value>>(s, dp, &piece, scale, log_sum_exp, delta, &ranges,
+                                                                factors, p, ds, ds_pairs);
   });
 }
 template void weights_backward(const float*, const float*, const TilePiece&, float, const float*, const float*,
-                               const TileRanges&, float*, float*, float*);
+                               const TileRanges&, const float*, float*, float*, float*);
 template void weights_backward(const float*, const float*, const TilePiece&, float, const float*, const float*,
-                               const TileRanges&, Bf16*, Bf16*, Bf16*);
+                               const TileRanges&, const float*, Bf16*, Bf16*, Bf16*);
 
 template <class T>
 void row_products(const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t rows, int64_t width,

@@ -41,20 +41,21 @@ struct RunningSoftmax {
 
 /// A tile is taken into the statistics in three steps: the scores of its pieces, the factor of what came before, and
 /// the weights p = exp(scale * s - largest), 0 where a query does not see a key. fp32: p may be s. bf16: p is paired.
+/// `factors`: of dropout, by which p is multiplied after it is added to the sum; null: none.
 void take_scores(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, RunningSoftmax& state);
 void rescale(RunningSoftmax& state);
 template <class E>
-void take_weights(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, RunningSoftmax& state,
-                  E* p);
+void take_weights(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, const float* factors,
+                  RunningSoftmax& state, E* p);
 /// x [rows][kTileQueries] *= factor [kTileQueries].
 void scale_columns(float* x, int64_t rows, const float* factor);
 
-/// p = exp(scale * s - log_sum_exp) and ds = p * (dp - delta) of a piece, 0 where a query does not see a key;
-/// log_sum_exp and delta are [kTileQueries]. fp32: p may be s, ds may be dp, and there are no pairs. `ds_pairs`: ds,
-/// paired.
+/// p = f exp(scale * s - log_sum_exp) and ds = exp(..) * (f dp - delta) of a piece with the factors f of dropout, 0
+/// where a query does not see a key; log_sum_exp and delta are [kTileQueries]. fp32: p may be s, ds may be dp, and
+/// there are no pairs. `ds_pairs`: ds, paired.
 template <class E>
 void weights_backward(const float* s, const float* dp, const TilePiece& piece, float scale, const float* log_sum_exp,
-                      const float* delta, const TileRanges& ranges, E* p, E* ds, E* ds_pairs);
+                      const float* delta, const TileRanges& ranges, const float* factors, E* p, E* ds, E* ds_pairs);
 
 /// delta[row] = the sum of a[row] * b[row].
 template <class T>

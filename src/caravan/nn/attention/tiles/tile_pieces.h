@@ -55,12 +55,18 @@ class TileVisibility {
   /// The keys that any query sees; empty if first >= end.
   int64_t first_key() const { return std::ranges::min(any_, {}, &Range::first).first; }
   int64_t end_key() const { return std::ranges::max(any_, {}, &Range::end).end; }
+  /// Of the tile that begins at `key`.
+  kernels::TileRanges ranges(int64_t key) const {
+    kernels::TileRanges ranges = ranges_;
+    ranges.key = static_cast<int32_t>(key);
+    return ranges;
+  }
+
   /// Calls f(part, ranges) for parts of a piece of the tile that begins at `key`, with null ranges where every query
   /// sees every key.
   template <class F>
   void for_each_part(const TilePiece& piece, int64_t key, const F& f) const {
-    kernels::TileRanges ranges = ranges_;
-    ranges.key = static_cast<int32_t>(key);
+    const kernels::TileRanges of_tile = ranges(key);
     const auto sees_all = [&](int64_t query) {
       const Range& every = every_[static_cast<size_t>(query / kernels::kTileStep)];
       return every.first <= key + piece.begin && every.end >= key + piece.end;
@@ -68,7 +74,7 @@ class TileVisibility {
     for (int64_t from = piece.from, to = from; from < piece.to; from = to) {
       const bool is_full = sees_all(from);
       while (to < piece.to && sees_all(to) == is_full) to += kernels::kTileStep;
-      f(TilePiece{piece.begin, piece.end, from, to}, is_full ? kernels::TileRanges{} : ranges);
+      f(TilePiece{piece.begin, piece.end, from, to}, is_full ? kernels::TileRanges{} : of_tile);
     }
   }
 

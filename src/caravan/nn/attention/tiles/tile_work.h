@@ -8,11 +8,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/nn/attention/attention_dropout.h"
 #include "caravan/nn/attention/tiles/softmax_tiles.h"
 #include "caravan/nn/attention/tiles/tile_pieces.h"
 #include "caravan/nn/attention/visible_keys.h"
 #include "caravan/nn/product/pack.h"
-#include "caravan/nn/product/tile_product.h"
 
 /// What forward and backward of tiled attention share. E is the type of the operands of products: float or Bf16.
 namespace caravan::tiles {
@@ -34,18 +34,21 @@ struct Sizes {
         kv_heads(k.size(2)),
         width(q.size(3)),
         pitch(rounded_up(width, kernels::kTileStep)),
-        depth(rounded_up(width, 2)),
         tiles_of_queries(rounded_up(queries, kTileQueries) / kTileQueries),
         padded_keys(rounded_up(keys, kernels::kTileStep)),
         scale(1 / std::sqrt(static_cast<float>(width))) {}
 
   int64_t tiles_of_keys() const { return rounded_up(keys, kTileKeys) / kTileKeys; }
+  /// The features that products of this type read.
+  template <class E>
+  int64_t depth() const {
+    return sizeof(E) == 2 ? rounded_up(width, 2) : width;
+  }
   int64_t keys_in_tile(int64_t key) const { return std::min(kTileKeys, padded_keys - key); }
   int64_t queries_in_tile(int64_t query) const { return std::min(kTileQueries, queries - query); }
 
   int64_t batch, queries, keys, heads, kv_heads, width;
   int64_t pitch;  ///< of packed rows
-  int64_t depth;  ///< features that products read
   int64_t tiles_of_queries;
   int64_t padded_keys;
   float scale;
@@ -116,45 +119,33 @@ class QueryTile {
   TileVisibility visibility_;
 };
 
-/// s [keys][kTileQueries] = the scores of a tile, unscaled, where any query sees any key.
-template <class E>
-void scores_of(const TilePieces& by_keys, const E* keys, const E* queries, const Sizes& size, float* s) {
-  constexpr int64_t kPaired = sizeof(E) == 2 ? 2 : 1;
-  for (const TilePiece& piece : by_keys) {
-    multiply_tile(piece.end - piece.begin, piece.to - piece.from, size.depth, keys + piece.begin * size.pitch,
-                  size.pitch, queries + piece.from * kPaired, kTileQueries, s + piece.begin * kTileQueries + piece.from,
-                  kTileQueries, false);
+/// The factors of dropout of one tile after another.
+class TileFactors {
+ public:
+  TileFactors(const AttentionDropout* dropout, Scratch& scratch) : dropout_(dropout) {
+    if (dropout == nullptr) return;
+    rows_ = scratch.take<float>(kTileQueries * kTileKeys);
+    columns_ = scratch.take<float>(kTileQueries * kTileKeys);
   }
-}
+  /// [kTileKeys][kTileQueries], where a query sees a key; null without dropout.
+  const float* of(const TileVisibility& visible, int64_t row, int64_t head, int64_t query, int64_t count, int64_t key,
+                  int64_t keys) {
+    if (dropout_ == nullptr) return nullptr;
+    const TileRanges ranges = visible.ranges(key);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = std::max<int64_t>(ranges.first[i], key), end = std::min<int64_t>(ranges.end[i], key + keys);
+      if (first >= end) continue;
+      dropout_->draw(row, head, query + i, first,
+                     {rows_ + i * kTileKeys + first - key, static_cast<size_t>(end - first)});
+    }
+    kernels::transpose(rows_, kTileKeys, count, keys, columns_, kTileQueries);
+    return columns_;
+  }
 
-/// sum [depth][kTileQueries] += columns [depth][kTileKeys] p, with p by keys and queries.
-template <class E>
-void add_by_queries(const TilePieces& by_queries, const E* columns, const E* p, const Sizes& size, float* sum) {
-  constexpr int64_t kPaired = sizeof(E) == 2 ? 2 : 1;
-  for (const TilePiece& piece : by_queries) {
-    multiply_tile(size.depth, piece.end - piece.begin, piece.to - piece.from, columns + piece.from, kTileKeys,
-                  p + piece.from * kTileQueries + piece.begin * kPaired, kTileQueries, sum + piece.begin, kTileQueries,
-                  true);
-  }
-}
-
-/// sum [keys][pitch] += p rows, with p by keys and queries and rows [kTileQueries][pitch].
-template <class E>
-void add_by_keys(const TilePieces& by_keys, const E* p, const E* rows, const Sizes& size, float* sum) {
-  for (const TilePiece& piece : by_keys) {
-    multiply_tile(piece.end - piece.begin, size.pitch, piece.to - piece.from,
-                  p + piece.begin * kTileQueries + piece.from, kTileQueries, rows + piece.from * size.pitch, size.pitch,
-                  sum + piece.begin * size.pitch, size.pitch, true);
-  }
-}
-
-template <class E>
-void transpose_operand(const E* rows, const Sizes& size, E* to) {
-  if constexpr (sizeof(E) == 2) {
-    kernels::transpose_pairs(rows, size.pitch, kTileQueries, size.pitch, to, kTileQueries);
-  } else {
-    kernels::transpose(rows, size.pitch, kTileQueries, size.pitch, to, kTileQueries);
-  }
-}
+ private:
+  const AttentionDropout* dropout_;
+  float* rows_ = nullptr;
+  float* columns_ = nullptr;
+};
 
 }  // namespace caravan::tiles
