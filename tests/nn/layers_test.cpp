@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <gtest/gtest.h>
 
@@ -55,37 +54,6 @@ TEST(ElementwiseEdges, inputsNeedNotBeContiguous) {
   EXPECT_LT(distance(swiglu_of(x, x.contiguous()), at::silu(x) * x), 1e-6);
   EXPECT_THROW(swiglu_of(x, x.t()), ShapeError);
 }
-
-class Norms : public ::testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
-
-TEST_P(Norms, rmsNormIsItsFormula) {
-  const auto [rows, width] = GetParam();
-  Slots slots;
-  compare([&](const Tensors& in) { return rms_norm(in[0], slots.of(in[1]), 1e-5); },
-          [](const Tensors& in) { return in[0] * at::rsqrt(in[0].square().mean(-1, true) + 1e-5) * in[1]; },
-          {normal({rows, 1, width}, 5) + 0.5, normal({width}, 6)});
-}
-
-/// at::layer_norm's autograd, bit for bit.
-TEST_P(Norms, layerNormIsAtens) {
-  const auto [rows, width] = GetParam();
-  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    Slots slots;
-    Tensors ours{normal({rows, 2, width}, 5).to(type), normal({width}, 6).to(type), normal({width}, 7).to(type)};
-    Tensors theirs;
-    for (at::Tensor& x : ours) theirs.push_back(x.clone().requires_grad_(true));
-    for (at::Tensor& x : ours) x.requires_grad_(true);
-    const at::Tensor y = layer_norm(ours[0], slots.of(ours[1]), slots.of(ours[2]), 1e-5);
-    const at::Tensor want = at::layer_norm(theirs[0], {width}, theirs[1], theirs[2], 1e-5);
-    EXPECT_TRUE(y.equal(want));
-    const at::Tensor outer = normal({rows, 2, width}, 8).to(type);
-    y.backward(outer);
-    want.backward(outer);
-    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].grad().equal(theirs[i].grad())) << type << i;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(, Norms, ::testing::Combine(::testing::Values(1, 3, 700), ::testing::Values(2, 16, 37, 2049)));
 
 /// Pairs (i, i + half) as complex numbers, rotated by e^(i angle). positions: [sequence] or [batch, sequence].
 at::Tensor turned(const at::Tensor& x, double theta, const at::Tensor& positions) {

@@ -6,7 +6,7 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/attention/attention.h"
 #include "caravan/nn/config.h"
-#include "caravan/nn/ops.h"
+#include "caravan/nn/residual_stream.h"
 
 namespace caravan {
 
@@ -23,9 +23,10 @@ class PreNormBlock final : public Module {
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override {
-    at::Tensor& x = inputs.front();
-    x = add(x, attention_(attention_norm_(x, context), context), context, name());
-    x = add(x, mlp_(mlp_norm_(x, context), context), context, name());
+    ResidualStream x(std::move(inputs.front()), context, name());
+    x += attention_(x.normed(attention_norm_), context);
+    x += mlp_(x.normed(mlp_norm_), context);
+    inputs.front() = x.value();
     return inputs;
   }
 

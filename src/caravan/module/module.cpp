@@ -67,8 +67,10 @@ Hook Module::add_hook(Around hook, Place place) {
   return handle;
 }
 
+bool Module::has_hooks() const noexcept { return hooks_->hooks != nullptr; }
+
 Tensors Module::run(Tensors inputs, const ForwardContext& context) {
-  if (hooks_->hooks == nullptr) return forward(std::move(inputs), context);
+  if (!has_hooks()) return forward(std::move(inputs), context);
   Next next;
   next.module_ = this;
   next.hooks_ = hooks_->hooks;

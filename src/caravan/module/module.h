@@ -78,6 +78,8 @@ class Module {
   enum class Place : uint8_t { innermost, outermost };
   /// Adds a hook, innermost (inside all others) or outermost.
   Hook add_hook(Around hook, Place place = Place::innermost);
+  /// Whether a run is more than forward.
+  bool has_hooks() const noexcept;
 
   /// Dotted name from the root: "blocks.3.attention". "" for the root.
   const std::string& name() const noexcept { return name_; }

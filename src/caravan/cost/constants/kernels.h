@@ -27,8 +27,11 @@ struct SlowKernel {
   std::string_view what;  ///< begin of KernelWork::what
   double share;
 };
-inline constexpr std::array<SlowKernel, 4> kSlowKernels{
-    {{"native_layer_norm", 0.69}, {"rms_norm", 0.69}, {"_softmax", 0.44}, {"_log_softmax", 0.44}}};
+inline constexpr std::array<SlowKernel, 5> kSlowKernels{{{"native_layer_norm", 0.69},
+                                                         {"layer_norm", 0.69},
+                                                         {"rms_norm", 0.69},
+                                                         {"_softmax", 0.44},
+                                                         {"_log_softmax", 0.44}}};
 
 // Attention: rate, of that of large products, for heads of 128 and long sequences
 

@@ -1,8 +1,6 @@
 #include "caravan/nn/product/kernels.h"
 
-#include <algorithm>
 #include <array>
-#include <vector>
 
 #include "caravan/base/numeric/simd.h"
 #include "caravan/nn/product/kernel_math.h"
@@ -94,39 +92,6 @@ struct SumRows {
           }
         }
         for (int64_t k = 0; k < count; ++k) sum[i + k] += part[k];
-      }
-    }
-  }
-};
-
-template <class T>
-struct RmsNorm {
-  using C = Compute<T>;
-  CARAVAN_INLINE void run(const T* x, const T* weight, T* y, C* rstd, int64_t rows, int64_t width, double epsilon) {
-    for (int64_t row = 0; row < rows; ++row, x += width, y += width) {
-      const double squares = sum_of<C>(width, [=](int64_t i) { return load(x[i]) * load(x[i]); });
-      const C r = static_cast<C>(1 / __builtin_sqrt(squares / static_cast<double>(width) + epsilon));
-      rstd[row] = r;
-      for (int64_t i = 0; i < width; ++i) store(load(x[i]) * r * load(weight[i]), y[i]);
-    }
-  }
-};
-
-template <class T>
-struct RmsNormBackward {
-  using C = Compute<T>;
-  /// `partial`: [width], zeros: dweight of these rows.
-  CARAVAN_INLINE void run(const T* dy, const T* x, const T* weight, const C* rstd, T* dx, C* partial, int64_t rows,
-                          int64_t width) {
-    for (int64_t row = 0; row < rows; ++row, dy += width, x += width, dx += width) {
-      const C r = rstd[row];
-      const double along = sum_of<C>(width, [=](int64_t i) { return load(dy[i]) * load(weight[i]) * load(x[i]); });
-      const C back = static_cast<C>(along / static_cast<double>(width)) * r * r;
-      for (int64_t i = 0; i < width; ++i) {
-        const C v = load(x[i]);
-        const C d = load(dy[i]);
-        partial[i] += d * v * r;
-        store(r * (d * load(weight[i]) - v * back), dx[i]);
       }
     }
   }
@@ -236,23 +201,6 @@ template void add_sum_of_rows(const Bf16*, int64_t, int64_t, int64_t, float*);
 template void add_sum_of_rows(const Fp16*, int64_t, int64_t, int64_t, float*);
 
 template <class T>
-void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon) {
-  simd::dispatch<RmsNorm<T>>(x, weight, y, rstd, rows, width, epsilon);
-}
-template <class T>
-void rms_norm_backward(const T* dy, const T* x, const T* weight, const Compute<T>* rstd, T* dx, double* dweight,
-                       int64_t rows, int64_t width) {
-  constexpr int64_t kStretch = 64;  // rows whose gradients of the weight are summed in the compute type
-  std::vector<Compute<T>> partial(static_cast<size_t>(width));
-  for (int64_t row = 0; row < rows; row += kStretch) {
-    std::fill(partial.begin(), partial.end(), 0);
-    const int64_t at = row * width;
-    simd::dispatch<RmsNormBackward<T>>(dy + at, x + at, weight, rstd + row, dx + at, partial.data(),
-                                       std::min(kStretch, rows - row), width);
-    for (int64_t i = 0; i < width; ++i) dweight[i] += partial[static_cast<size_t>(i)];
-  }
-}
-template <class T>
 void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
             Compute<T> sign) {
   simd::dispatch<Rotate<T>>(x, cosine, sine, y, heads, half, sign);
@@ -282,20 +230,18 @@ void set_element(T* row, int64_t index, double value) {
   store(static_cast<Compute<T>>(value), row[index]);
 }
 
-#define CARAVAN_INSTANTIATE(T)                                                                                     \
-  template void gelu(const T*, T*, int64_t);                                                                       \
-  template void gelu_backward(const T*, const T*, T*, int64_t);                                                    \
-  template void swiglu(const T*, const T*, T*, int64_t);                                                           \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                                    \
-  template void multiply(const T*, const float*, T*, int64_t);                                                     \
-  template void accumulate(const T*, Compute<T>*, int64_t);                                                        \
-  template void rms_norm(const T*, const T*, T*, Compute<T>*, int64_t, int64_t, double);                           \
-  template void rms_norm_backward(const T*, const T*, const T*, const Compute<T>*, T*, double*, int64_t, int64_t); \
-  template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, Compute<T>);          \
-  template double row_max(const T*, int64_t);                                                                      \
-  template double row_exponentials(T*, int64_t, double, bool);                                                     \
-  template void row_softmax(T*, int64_t, double, double);                                                          \
-  template double element(const T*, int64_t);                                                                      \
+#define CARAVAN_INSTANTIATE(T)                                                                            \
+  template void gelu(const T*, T*, int64_t);                                                              \
+  template void gelu_backward(const T*, const T*, T*, int64_t);                                           \
+  template void swiglu(const T*, const T*, T*, int64_t);                                                  \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                           \
+  template void multiply(const T*, const float*, T*, int64_t);                                            \
+  template void accumulate(const T*, Compute<T>*, int64_t);                                               \
+  template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, Compute<T>); \
+  template double row_max(const T*, int64_t);                                                             \
+  template double row_exponentials(T*, int64_t, double, bool);                                            \
+  template void row_softmax(T*, int64_t, double, double);                                                 \
+  template double element(const T*, int64_t);                                                             \
   template void set_element(T*, int64_t, double);
 CARAVAN_INSTANTIATE(float)
 CARAVAN_INSTANTIATE(double)

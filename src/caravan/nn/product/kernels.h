@@ -51,14 +51,6 @@ inline constexpr int64_t kSumColumns = 64;
 template <class T>
 void add_sum_of_rows(const T* x, int64_t stride, int64_t rows, int64_t width, float* sum);
 
-/// y = x r w with r = 1 / sqrt(mean of x^2 over the row + epsilon), stored in `rstd`.
-template <class T>
-void rms_norm(const T* x, const T* weight, T* y, Compute<T>* rstd, int64_t rows, int64_t width, double epsilon);
-/// Writes dx and adds the sum over the rows to dweight (fp64, [width]).
-template <class T>
-void rms_norm_backward(const T* dy, const T* x, const T* weight, const Compute<T>* rstd, T* dx, double* dweight,
-                       int64_t rows, int64_t width);
-
 /// Rotates each pair (x[i], x[i + half]) of every head at one position by the angle with the given cosine and sine
 /// ([half] each); sign -1 rotates back.
 template <class T>

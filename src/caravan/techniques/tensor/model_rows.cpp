@@ -27,12 +27,9 @@ std::vector<Plan::ParameterRow> parameters_of(const GridLinear& linear, bool has
 
 Plan::Prepare reduces_norm(const std::shared_ptr<RowReduction>& reduction) {
   return [reduction](Module& module) -> std::function<void()> {
-    const auto set = [&module](const std::shared_ptr<RowReduction>& to) {
-      if (auto* norm = dynamic_cast<LayerNorm*>(&module)) return norm->set_row_reduction(to);
-      dynamic_cast<RmsNorm&>(module).set_row_reduction(to);
-    };
-    set(reduction);
-    return [set] { set(nullptr); };
+    auto& norm = dynamic_cast<Norm&>(module);
+    norm.set_row_reduction(reduction);
+    return [&norm] { norm.set_row_reduction(nullptr); };
   };
 }
 
