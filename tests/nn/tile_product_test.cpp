@@ -50,6 +50,7 @@ TEST(TileProductOperands, areRefused) {
   const at::Tensor sum = at::zeros({4, 4}), x = at::ones({8, 4});
   EXPECT_TRUE(is_tiled_sum(sum, x, x));
   EXPECT_FALSE(is_tiled_sum(sum, at::ones({4, 8}).t(), x));
+  EXPECT_FALSE(is_tiled_sum(sum, x, at::ones({1, 4}).expand({8, 4}))) << "rows that overlap";
   EXPECT_FALSE(is_tiled_sum(sum.to(at::kDouble), x, x));
   EXPECT_FALSE(is_tiled_sum(sum, x.to(at::kDouble), x.to(at::kDouble)));
   EXPECT_FALSE(is_tiled_sum(sum, x, x.to(at::kBFloat16)));

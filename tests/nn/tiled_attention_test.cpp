@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "caravan/nn/product/tile_product.h"
 #include "tests/nn/tiny.h"
 
@@ -202,6 +203,20 @@ TEST(TiledAttentionOperands, mayBeViews) {
   expect_close(tiled({shifted(x.q), shifted(x.k), shifted(x.v), shifted(x.dy)}, VisibleKeys::causal()), want, kFp32);
   const auto turned = [](const at::Tensor& t) { return t.permute({3, 2, 1, 0}).contiguous().permute({3, 2, 1, 0}); };
   expect_close(tiled({turned(x.q), turned(x.k), turned(x.v), turned(x.dy)}, VisibleKeys::causal()), want, kFp32);
+  // Rows that are all the same row, where the gradients of q and k cancel, and pairs of bf16 that begin at no multiple of 4 bytes.
+  const Operands repeated{x.q, x.k.narrow(1, 0, 1).expand_as(x.k), x.v.narrow(1, 0, 1).expand_as(x.v), x.dy};
+  expect_close(tiled(repeated, VisibleKeys::causal()), exact(repeated, causal(70, 70)), 5e-5);
+  const Operands half = operands(s, at::kBFloat16);
+  const auto at_odd = [](const at::Tensor& t) {
+    at::Tensor wide = at::zeros({t.size(0), t.size(1), t.size(2), t.size(3) + 2}, t.options());
+    return wide.narrow(3, 1, t.size(3)).copy_(t);
+  };
+  for (const bool in_bf16 : {false, has_bf16_tiles()}) {
+    const Results contiguous = tiled(half, VisibleKeys::causal(), in_bf16);
+    const Results of_views =
+        tiled({at_odd(half.q), at_odd(half.k), at_odd(half.v), at_odd(half.dy)}, VisibleKeys::causal(), in_bf16);
+    for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(of_views.all()[i].equal(contiguous.all()[i])) << kNames[i];
+  }
   const Operands of_one{x.q, x.k, x.v, x.dy.narrow(1, 0, 1).expand_as(x.dy)};
   expect_close(tiled(of_one, VisibleKeys::causal()), exact(of_one, causal(70, 70)), kFp32);
 }
@@ -219,6 +234,27 @@ TEST(TiledAttentionOperands, mayBeHuge) {
   for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(after.all()[i].equal(before.all()[i])) << kNames[i];
   x.v.fill_(NAN);
   EXPECT_TRUE(tiled(x, VisibleKeys::all()).out.isnan().all().item<bool>());
+}
+
+TEST(TiledAttentionOperands, mustFit) {
+  const Operands x = operands({1, 20, 20, 4, 2, 8});
+  const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
+    return tiled_attention(x.q, k, v, VisibleKeys::all(), nullptr, false, at::kFloat);
+  };
+  EXPECT_THROW(attend(x.k.to(at::kBFloat16), x.v.to(at::kBFloat16)), ShapeError);
+  EXPECT_THROW(attend(x.k, x.v.narrow(3, 0, 7)), ShapeError);
+  EXPECT_THROW(attend(x.k.narrow(1, 0, 19), x.v), ShapeError);
+  EXPECT_THROW(attend(normal({1, 20, 3, 8}), normal({1, 20, 3, 8})), ShapeError);
+  EXPECT_THROW(attend(normal({2, 20, 2, 8}), normal({2, 20, 2, 8})), ShapeError);
+}
+
+/// Ranges end with the keys.
+TEST(TiledAttentionRanges, maySayMoreKeysThanThereAre) {
+  const Sizes s{1, 300, 129, 2, 1, 8};
+  const Operands x = operands(s);
+  const at::Tensor visible = at::ones({300, 129}, at::kBool).tril();
+  expect_close(tiled(x, VisibleKeys::causal()), exact(x, visible), kFp32);
+  expect_close(tiled(x, VisibleKeys::up_to(at::arange(300))), exact(x, visible), kFp32);
 }
 
 /// The same bits with any number of threads.

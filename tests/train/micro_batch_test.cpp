@@ -73,7 +73,6 @@ TEST(MicroBatch, RecomputeLetsMoreFit) {
   };
   const int64_t limit = chosen("none", 0).peak_bytes();  // of 12 at once, of which 80 % is used
   EXPECT_EQ(chosen("none", limit).micro_batch, 6);
-  EXPECT_EQ(chosen("selective", limit).micro_batch, 12);
   EXPECT_EQ(chosen("full", limit).micro_batch, 12);
   EXPECT_EQ(chosen("[\"blocks.*\"]", 0).peak_bytes(), chosen("full", 0).peak_bytes());
 }

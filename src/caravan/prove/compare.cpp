@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/product/product.h"
 #include "caravan/prove/judge.h"
 
 namespace caravan {
@@ -157,11 +156,7 @@ double default_tolerance(const ProveCase& what, bool splits_products) {
   // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8
   // (2^-11 in fp16), in independent directions.
   const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
-  // Attention whose products are in bf16 also rounds its weights and their gradients, a few large ones for each query.
-  const bool rounds_weights =
-      what.compute_dtype == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::native;
-  const double factor = rounds_weights ? 1.25 : 1;
-  return factor * rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
+  return rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
 }
 
 void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) {

@@ -4,7 +4,10 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/base/trace/kernel_log.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/attention/tiles/backward_tiles.h"
@@ -41,7 +44,7 @@ void for_each_head(const Sizes& size, const AttentionDropout* dropout, const at:
   const int64_t bytes = Work(size, dropout, nullptr).bytes();
   const auto options = like.options().dtype(at::kByte);
   if (like.is_meta()) {
-    at::empty({std::min<int64_t>(at::get_num_threads(), size.batch * size.kv_heads), bytes + 64}, options);
+    at::empty({num_chunks(size.batch * size.kv_heads), bytes + 64}, options);
     return;
   }
   at::parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -71,6 +74,22 @@ void count_attention(const char* what, const Sizes& size, const at::Tensor& q, c
             .bytes = (products == 2 ? 2 : 4) * (bytes(q) + bytes(k))});
 }
 
+/// Throws ShapeError unless keys and values fit the queries.
+void check_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  for (const at::Tensor& x : {q, k, v}) check_device("attention", x);
+  const bool have_dims = q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes();
+  const bool have_type = k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
+  if (have_dims && have_type && k.size(0) == q.size(0) && k.size(3) == q.size(3) && k.size(2) > 0 &&
+      q.size(2) % k.size(2) == 0) {
+    return;
+  }
+  throw ShapeError(
+      {"attention", "",
+       fmt::format("queries [{}] {}, keys [{}] {} and values [{}] {}", join(q.sizes()), c10::toString(q.scalar_type()),
+                   join(k.sizes()), c10::toString(k.scalar_type()), join(v.sizes()), c10::toString(v.scalar_type())),
+       "", "give [batch, positions, heads, width] of one dtype, with heads that divide those of queries"});
+}
+
 /// Rows of a head are contiguous.
 at::Tensor with_rows(const at::Tensor& x) { return x.stride(3) == 1 || x.size(3) == 1 ? x : x.contiguous(); }
 
@@ -79,6 +98,7 @@ at::Tensor with_rows(const at::Tensor& x) { return x.stride(3) == 1 || x.size(3)
 TiledAttention tiled_attention(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
                                const VisibleKeys& seen, const AttentionDropout* dropout, bool in_bf16,
                                at::ScalarType out_type) {
+  check_operands(q_in, k_in, v_in);
   const Sizes size(q_in, k_in);
   const at::Tensor q = with_rows(q_in), k = with_rows(k_in), v = with_rows(v_in);
   TiledAttention result{at::empty(q.sizes(), q.options().dtype(out_type)),
@@ -101,6 +121,7 @@ TiledAttention tiled_attention(const at::Tensor& q_in, const at::Tensor& k_in, c
 AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::Tensor& q_in, const at::Tensor& k_in,
                                             const at::Tensor& v_in, const TiledAttention& all, const VisibleKeys& seen,
                                             const AttentionDropout* dropout, bool in_bf16, at::ScalarType type) {
+  check_operands(q_in, k_in, v_in);
   const Sizes size(q_in, k_in);
   const at::Tensor q = with_rows(q_in), k = with_rows(k_in), v = with_rows(v_in);
   const at::Tensor dy = with_rows(dy_in.to(q.scalar_type())), out = with_rows(all.out.to(q.scalar_type()));

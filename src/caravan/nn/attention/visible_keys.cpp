@@ -7,6 +7,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/error.h"
 #include "caravan/module/plan/dim_index.h"
 
 namespace caravan {
@@ -58,6 +59,9 @@ VisibleKeys VisibleKeys::up_to(const at::Tensor& last) {
 
 VisibleKeys VisibleKeys::within_documents(const at::Tensor& of_queries, const at::Tensor& of_keys) const {
   const int64_t rows = of_queries.size(0), queries = of_queries.size(1), keys = of_keys.size(1);
+  if (query_documents_.defined()) {
+    throw InternalError({"attention", "", "keys within documents are restricted to documents again", "", ""});
+  }
   VisibleKeys within(is_causal_, empty_bounds(rows, queries, of_queries));
   if (of_queries.is_meta()) return within;
   const at::Tensor wanted = as_int64(of_queries), given = as_int64(of_keys);

@@ -26,7 +26,8 @@ struct Transpose {
     const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / 4 * 4;
     for (int64_t i = 0; i < columns; ++i) {
       for (int64_t row = i < whole_columns ? whole_rows : 0; row < rows; ++row) {
-        to[i * to_stride + row] = from[row * from_stride + i];
+        // Pairs of 16 bits may begin anywhere.
+        std::memcpy(to + i * to_stride + row, from + row * from_stride + i, sizeof(uint32_t));
       }
     }
     // Rows may be a power of two apart: each is read to its end while it is in the cache.
@@ -47,7 +48,7 @@ struct Transpose {
   }
 };
 
-/// Rows of pairs [pairs][columns][2] -> [2 * pairs][columns], in place of the first `columns` elements of each row.
+/// A row of pairs [columns][2] -> the two rows of which it is made.
 struct SplitPairs {
   CARAVAN_INLINE void run(const uint32_t* pairs, int64_t columns, uint16_t* low, uint16_t* high) {
     for (int64_t i = 0; i < columns; ++i) {

@@ -88,6 +88,8 @@ ProductChoice own_choice() {
   const std::string processor = processor_class();
   ProductChoice choice = product_rule(processor, available);
   choice = read_tuned_products(cache_folder(), processor, choice, available).value_or(choice);
+  // The class of a processor does not say what oneDNN was told to use of it.
+  if (!has_bf16_tiles()) choice.attention = Bf16Arithmetic::fp32;
   const char* variable = std::getenv("CARAVAN_PRODUCTS");
   return variable == nullptr ? choice : parse_product_choice(variable, choice, available);
 }
@@ -196,7 +198,7 @@ std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(bool chosen, 
                                                                    ProductKind kind) {
   const bool is_fp32 = chosen && in_use().second.library(kind) == ProductLibrary::onednn;
   const bool is_native = a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::native;
-  if ((!is_fp32 && !is_native) || a.size(1) < kFewRows) return std::nullopt;
+  if ((!is_fp32 && !is_native) || a.size(1) < kFewRows || a.stride(0) != 1 || b.stride(0) != 1) return std::nullopt;
   const at::Tensor left = (is_fp32 ? widened(a) : a).t(), right = (is_fp32 ? widened(b) : b).t();
   if (!is_tiled_sum(sum, left, right)) return std::nullopt;
   return std::pair(left, right);

@@ -11,6 +11,7 @@
 #include "caravan/base/system/processor.h"
 #include "caravan/nn/attention/fused_attention.h"
 #include "caravan/nn/product/product.h"
+#include "caravan/nn/product/tile_product.h"
 
 namespace caravan {
 namespace {
@@ -128,7 +129,11 @@ TunedProducts tune_products() {
     for (Task& task : products_of(kind, at::kBFloat16)) bf16.push_back(std::move(task));
   }
   decide("bf16 products", "bf16", name(tuned.choice.bf16), {"native", "fp32"}, bf16);
-  decide("bf16 attention", "attention", name(tuned.choice.attention), {"native", "fp32"}, attentions());
+  if (!has_bf16_tiles()) {
+    tuned.choice.attention = Bf16Arithmetic::fp32;
+  } else {
+    decide("bf16 attention", "attention", name(tuned.choice.attention), {"native", "fp32"}, attentions());
+  }
   use_products(before);
   return tuned;
 }

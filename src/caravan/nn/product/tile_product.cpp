@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <exception>
 
 #include <ATen/Parallel.h>
@@ -22,6 +23,15 @@ constexpr int64_t kRows = 64, kColumns = 64;  ///< of a tile of the sum
 constexpr int64_t kDepth = 512;               ///< of the products of a tile
 
 int64_t num_tiles(int64_t rows) { return (rows + kRows - 1) / kRows; }
+
+/// The rows of the next product of `left` rows. oneDNN keeps a kernel for each number of rows that it was ever called
+/// with, and experts have other numbers of tokens in each step: powers of two are few.
+int64_t next_depth(int64_t left) {
+  return std::min(kDepth, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
+}
+
+/// Rows do not overlap: leading dimensions of products are at least their widths.
+bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
 /// The right operand: rows of fp32 where they are, bf16 paired.
 template <class E>
@@ -56,8 +66,9 @@ void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int
     E* left = data_of<E>(memory);
     for (int64_t row = begin * kRows; row < std::min(end * kRows, m); row += kRows) {
       const int64_t rows = std::min(kRows, m - row);
-      for (int64_t first = 0; first < k; first += kDepth) {
-        const int64_t depth = std::min(kDepth, k - first), padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
+      for (int64_t first = 0, depth = 0; first < k; first += depth) {
+        depth = next_depth(k - first);
+        const int64_t padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
         kernels::transpose(data_of<E>(a) + first * a.stride(0) + row, a.stride(0), depth, rows, left, kDepth);
         for (int64_t i = 0; i < rows && depth < padded; ++i) left[i * kDepth + depth] = E{};
         for (int64_t column = 0; column < n; column += kColumns) {
@@ -110,6 +121,13 @@ void multiply_tile(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t a_str
 
 TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
 
+int64_t num_chunks(int64_t count) {
+  const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), count);
+  if (threads <= 1) return std::min<int64_t>(count, 1);
+  const int64_t in_chunk = (count + threads - 1) / threads;
+  return (count + in_chunk - 1) / in_chunk;
+}
+
 bool has_bf16_tiles() {
   static const bool has_them = [] {
     constexpr int64_t kSide = 16;
@@ -127,8 +145,8 @@ bool has_bf16_tiles() {
 }
 
 bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
-  return has_tiles(a, b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() && a.stride(1) == 1 &&
-         b.stride(1) == 1 && a.numel() > 0 && b.numel() > 0;
+  return has_tiles(a, b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() && has_rows(a) && has_rows(b) &&
+         a.numel() > 0 && b.numel() > 0;
 }
 
 void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
@@ -140,7 +158,7 @@ void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a
     const at::Tensor of_result = at::empty({turned ? n : 0, m}, sum.options());
     const bool is_half = a.scalar_type() == at::kBFloat16;
     const at::Tensor paired = at::empty({is_half ? (k + 1) / 2 * 2 : 0, turned ? m : n}, a.options());
-    at::empty({std::min<int64_t>(at::get_num_threads(), num_tiles(turned ? n : m)), kRows * kDepth}, a.options());
+    at::empty({num_chunks(num_tiles(turned ? n : m)), kRows * kDepth}, a.options());
     return;
   }
   if (a.scalar_type() == at::kFloat) {

@@ -9,7 +9,7 @@
 namespace caravan {
 
 /// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
-/// its `brgemm`. For tiles that fit the caches. Rows are `stride` elements apart. b of bf16 is paired (pack.h), k even.
+/// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride` elements apart. b of bf16 is paired (pack.h), k even.
 void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
                    float* c, int64_t c_stride, bool adds);
 void multiply_tile(int64_t m, int64_t n, int64_t k, const kernels::Bf16* a, int64_t a_stride, const kernels::Bf16* b,
@@ -22,8 +22,11 @@ class TileScope {
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
 };
-/// Whether this processor has the second.
+/// Whether oneDNN multiplies tiles of bf16 here.
 bool has_bf16_tiles();
+
+/// The pieces in which at::parallel_for divides `count` tasks, each on its own thread.
+int64_t num_chunks(int64_t count);
 
 /// Whether add_tiled_product takes them: fp32, or bf16 with such tiles, not on an accelerator, rows contiguous, sum
 /// contiguous and fp32.

@@ -273,7 +273,7 @@ at::Tensor gathered(const at::Tensor& x, const MeshAxis& axis, const Placement& 
   return redistribute(x, Layout{{axis.name(), Shard{1}}}, axis, to, what).index_select(1, home);
 }
 
-/// Runs the core with all keys and values, since dropout needs all weights in memory.
+/// Runs the core with all keys and values, since the ring draws no random numbers.
 Tensors attend_with_dropout(const Tensors& inputs, const MeshAxis& axis, const ForwardContext& context,
                             const DimIndex& order, const Next& next, const std::string& what) {
   const int64_t local = inputs[0].size(1);

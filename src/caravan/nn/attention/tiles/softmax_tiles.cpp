@@ -25,8 +25,13 @@ template <Mask kMask>
 struct Sees {
   CARAVAN_INLINE Sees of(const TileRanges* ranges, int64_t from, int64_t row) {
     const int32_t key = ranges->key + static_cast<int32_t>(row);
-    Sees sees{ranges->first + from, ranges->end + from, ranges->document + from, key, -1};
+    Sees sees{nullptr, nullptr, nullptr, key, -1};
+    if constexpr (kMask != Mask::none) {
+      sees.first = ranges->first + from;
+      sees.end = ranges->end + from;
+    }
     if constexpr (kMask == Mask::documents) {
+      sees.document = ranges->document + from;
       if (key < ranges->num_keys) sees.key_document = ranges->key_documents[key];
     }
     return sees;

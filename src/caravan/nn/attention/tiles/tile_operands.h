@@ -21,7 +21,8 @@ struct LeftRows {
 /// Whether products and transposes can read these rows where they are.
 template <class E, class T>
 bool is_readable(const Rows<T>& x, const Sizes& size) {
-  if constexpr (std::is_same_v<T, E>) return sizeof(E) == 4 || (size.width % 2 == 0 && x.stride % 2 == 0);
+  const bool is_even = size.width % 2 == 0 && x.stride % 2 == 0;
+  if constexpr (std::is_same_v<T, E>) return x.stride >= size.width && (sizeof(E) == 4 || is_even);
   return false;
 }
 
@@ -37,7 +38,7 @@ LeftRows<E> rows_of_keys(const Rows<T>& x, int64_t key, const Sizes& size, E* me
   return {memory, size.pitch};
 }
 
-/// to [width][kTileKeys] = their transpose.
+/// to [depth][kTileKeys] = their transpose.
 template <class E>
 void transpose_keys(const LeftRows<E>& rows, int64_t key, const Sizes& size, E* to) {
   kernels::transpose(rows.data, rows.stride, size.keys_in_tile(key), size.depth<E>(), to, kTileKeys);

@@ -86,6 +86,8 @@ class QueryTile {
  public:
   QueryTile(const VisibleKeys& seen, int64_t row, int64_t query, const Sizes& size)
       : visibility_(fill(seen, row, query, size)) {}
+  QueryTile(const QueryTile&) = delete;  // visibility_ has pointers into it
+  QueryTile& operator=(const QueryTile&) = delete;
   const TileVisibility& visibility() const { return visibility_; }
 
  private:
@@ -95,12 +97,15 @@ class QueryTile {
       const at::Tensor& bounds = seen.bounds();
       const auto* of_row =
           bounds.const_data_ptr<int32_t>() + (bounds.size(0) == 1 ? 0 : row * bounds.stride(0)) + query;
-      std::copy_n(of_row, count, first_.begin());
-      std::copy_n(of_row + size.queries, count, end_.begin());
+      for (int64_t i = 0; i < count; ++i) {
+        first_[static_cast<size_t>(i)] = std::max(of_row[i], 0);
+        end_[static_cast<size_t>(i)] = std::min(of_row[size.queries + i], static_cast<int32_t>(size.keys));
+      }
     } else {
       for (int64_t i = 0; i < count; ++i) {
         first_[static_cast<size_t>(i)] = 0;
-        end_[static_cast<size_t>(i)] = static_cast<int32_t>(seen.is_causal() ? query + i + 1 : size.keys);
+        end_[static_cast<size_t>(i)] =
+            static_cast<int32_t>(seen.is_causal() ? std::min(query + i + 1, size.keys) : size.keys);
       }
     }
     if (!seen.query_documents().defined()) return {first_.data(), end_.data(), count, nullptr, nullptr, 0};
