@@ -203,7 +203,8 @@ TEST(TiledAttentionOperands, mayBeViews) {
   expect_close(tiled({shifted(x.q), shifted(x.k), shifted(x.v), shifted(x.dy)}, VisibleKeys::causal()), want, kFp32);
   const auto turned = [](const at::Tensor& t) { return t.permute({3, 2, 1, 0}).contiguous().permute({3, 2, 1, 0}); };
   expect_close(tiled({turned(x.q), turned(x.k), turned(x.v), turned(x.dy)}, VisibleKeys::causal()), want, kFp32);
-  // Rows that are all the same row, where the gradients of q and k cancel, and pairs of bf16 that begin at no multiple of 4 bytes.
+  // Rows that are all the same row, where the gradients of q and k cancel, and pairs of bf16 that begin at no multiple
+  // of 4 bytes.
   const Operands repeated{x.q, x.k.narrow(1, 0, 1).expand_as(x.k), x.v.narrow(1, 0, 1).expand_as(x.v), x.dy};
   expect_close(tiled(repeated, VisibleKeys::causal()), exact(repeated, causal(70, 70)), 5e-5);
   const Operands half = operands(s, at::kBFloat16);

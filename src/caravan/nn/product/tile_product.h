@@ -9,7 +9,8 @@
 namespace caravan {
 
 /// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
-/// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride` elements apart. b of bf16 is paired (pack.h), k even.
+/// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride`
+/// elements apart. b of bf16 is paired (pack.h), k even.
 void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
                    float* c, int64_t c_stride, bool adds);
 void multiply_tile(int64_t m, int64_t n, int64_t k, const kernels::Bf16* a, int64_t a_stride, const kernels::Bf16* b,
