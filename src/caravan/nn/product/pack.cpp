@@ -36,13 +36,13 @@ struct Transpose {
         const uint32_t* at = from + row * from_stride + i;
         const Quad a = load_quad(at), b = load_quad(at + from_stride);
         const Quad c = load_quad(at + 2 * from_stride), d = load_quad(at + 3 * from_stride);
-        const Quad ab = __builtin_shuffle(a, b, Quad{0, 4, 1, 5}), ab_high = __builtin_shuffle(a, b, Quad{2, 6, 3, 7});
-        const Quad cd = __builtin_shuffle(c, d, Quad{0, 4, 1, 5}), cd_high = __builtin_shuffle(c, d, Quad{2, 6, 3, 7});
+        const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        const Quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
         uint32_t* into = to + i * to_stride + row;
-        store_quad(__builtin_shuffle(ab, cd, Quad{0, 1, 4, 5}), into);
-        store_quad(__builtin_shuffle(ab, cd, Quad{2, 3, 6, 7}), into + to_stride);
-        store_quad(__builtin_shuffle(ab_high, cd_high, Quad{0, 1, 4, 5}), into + 2 * to_stride);
-        store_quad(__builtin_shuffle(ab_high, cd_high, Quad{2, 3, 6, 7}), into + 3 * to_stride);
+        store_quad(__builtin_shufflevector(ab, cd, 0, 1, 4, 5), into);
+        store_quad(__builtin_shufflevector(ab, cd, 2, 3, 6, 7), into + to_stride);
+        store_quad(__builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), into + 2 * to_stride);
+        store_quad(__builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7), into + 3 * to_stride);
       }
     }
   }
