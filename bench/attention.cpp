@@ -10,12 +10,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
 #include "caravan/base/system/processor.h"
 #include "caravan/nn/attention/tiled_attention.h"
+#include "caravan/nn/product/product.h"
 #include "caravan/nn/product/tile_product.h"
 
 using namespace caravan;
@@ -48,7 +48,7 @@ std::vector<double> medians(int repeat, const std::vector<std::function<void()>>
 double product_rate(at::ScalarType type, int repeat) {
   constexpr int64_t kSide = 1024;
   const at::Tensor a = at::randn({kSide, kSide}).to(type), b = at::randn({kSide, kSide}).to(type);
-  return 2e-9 * kSide * kSide * kSide / medians(repeat, {[&] { at::mm(a, b); }})[0];
+  return 2e-9 * kSide * kSide * kSide / medians(repeat, {[&] { product(a, b, ProductKind::forward); }})[0];
 }
 
 void time_shape(at::ScalarType type, int64_t width, int64_t positions, double rate, int repeat) {
