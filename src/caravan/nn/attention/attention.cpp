@@ -67,7 +67,12 @@ int64_t num_keys(const at::Tensor& order, int64_t all) {
   return order.numel() == 0 ? 0 : order.max().item<int64_t>() + 1;
 }
 
-bool is_equal(const at::Tensor& order, const at::Tensor& in_order) { return !order.is_meta() && order.equal(in_order); }
+bool is_in_order(const at::Tensor& order) {
+  return !order.is_meta() && order.equal(counted_up(0, order.numel(), order.device()));
+}
+
+/// A view for autograd too, so only where there are more.
+at::Tensor first_keys(const at::Tensor& x, int64_t keys) { return x.size(1) == keys ? x : x.narrow(1, 0, keys); }
 
 }  // namespace
 
@@ -82,18 +87,16 @@ Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
 at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
   const at::Tensor& q = inputs[0];
   const int64_t queries = q.size(1);
-  const at::Tensor in_order = counted_up(0, queries, q.device());
-  const bool is_in_order = inputs.size() == 3;
-  const int64_t keys = is_in_order ? queries : num_keys(inputs[3], inputs[1].size(1));
-  const bool is_causal = queries == keys && (is_in_order || is_equal(inputs[3], in_order));
+  const bool has_order = inputs.size() == 4;
+  const int64_t keys = has_order ? num_keys(inputs[3], inputs[1].size(1)) : queries;
+  const bool is_causal = queries == keys && (!has_order || is_in_order(inputs[3]));
   const bool sees_all = queries == 1;
   VisibleKeys seen = is_causal ? VisibleKeys::causal() : sees_all ? VisibleKeys::all() : VisibleKeys::up_to(inputs[3]);
   if (context.documents.defined()) {
     const at::Tensor of_keys = context.documents.narrow(1, 0, keys);
-    seen = seen.within_documents(is_in_order ? of_keys : of_keys.index_select(1, inputs[3]), of_keys);
+    seen = seen.within_documents(has_order ? of_keys.index_select(1, inputs[3]) : of_keys, of_keys);
   }
-  const at::Tensor k = inputs[1].narrow(1, 0, keys), v = inputs[2].narrow(1, 0, keys);
-  return fused_attention(q, k, v, seen, dropout_of(q, context));
+  return fused_attention(q, first_keys(inputs[1], keys), first_keys(inputs[2], keys), seen, dropout_of(q, context));
 }
 
 c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor& q,
