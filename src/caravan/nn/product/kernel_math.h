@@ -77,6 +77,18 @@ CARAVAN_INLINE C sigmoid(C x) {
 /// Reductions keep this many partial results for every vector width, so their bits do not depend on the machine.
 inline constexpr int64_t kLanes = 16;
 
+/// The sum of the lanes in fp64, in pairs: additions one after another would take most of the time of a short row.
+template <class C>
+CARAVAN_INLINE double folded(const std::array<C, kLanes>& lanes) {
+  std::array<double, kLanes> sums;
+  for (int64_t k = 0; k < kLanes; ++k) sums[k] = lanes[k];
+#pragma GCC unroll 4
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+  }
+  return sums[0];
+}
+
 /// Sum of term(i), i in [0, count): partial sums in the compute type over short stretches, then in fp64.
 template <class C, class Term>
 CARAVAN_INLINE double sum_of(int64_t count, Term term) {
@@ -89,7 +101,7 @@ CARAVAN_INLINE double sum_of(int64_t count, Term term) {
     for (; i < end; i += kLanes) {
       for (int64_t k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
     }
-    for (const C lane : lanes) total += lane;
+    total += folded(lanes);
   }
   for (; i < count; ++i) total += term(i);
   return total;

@@ -1,7 +1,6 @@
 #include "caravan/nn/product/norm_kernels.h"
 
 #include <algorithm>
-#include <array>
 #include <type_traits>
 #include <vector>
 
@@ -28,35 +27,6 @@ CARAVAN_INLINE const Compute<T>* widened(const T* row, [[maybe_unused]] Compute<
   }
 }
 
-template <class C>
-CARAVAN_INLINE double folded(const std::array<C, kLanes>& lanes) {
-  std::array<double, kLanes> sums;
-  for (int64_t k = 0; k < kLanes; ++k) sums[k] = lanes[k];
-#pragma GCC unroll 4
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-  }
-  return sums[0];
-}
-
-/// As sum_of, but the lanes are added in pairs, which takes less time for short rows.
-template <class C, class Term>
-CARAVAN_INLINE double row_sum(int64_t count, Term term) {
-  constexpr int64_t kStretch = 128 * kLanes;
-  double total = 0;
-  int64_t i = 0;
-  while (i + kLanes <= count) {
-    std::array<C, kLanes> lanes{};
-    const int64_t end = count - i < kStretch ? i + (count - i) / kLanes * kLanes : i + kStretch;
-    for (; i < end; i += kLanes) {
-      for (int64_t k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
-    }
-    total += folded(lanes);
-  }
-  for (; i < count; ++i) total += term(i);
-  return total;
-}
-
 template <class T, bool kHasMean>
 struct Norm {
   using C = Compute<T>;
@@ -74,10 +44,10 @@ struct Norm {
       const C* v = widened(from, scratch, width);
       C mean = 0;
       if constexpr (kHasMean) {
-        mean = static_cast<C>(row_sum<C>(width, [=](int64_t i) { return v[i]; }) / count);
+        mean = static_cast<C>(sum_of<C>(width, [=](int64_t i) { return v[i]; }) / count);
         all->mean[row] = mean;
       }
-      const double squares = row_sum<C>(width, [=](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
+      const double squares = sum_of<C>(width, [=](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
       const C r = static_cast<C>(1 / __builtin_sqrt(squares / count + epsilon));
       all->rstd[row] = r;
       T* y = all->y + row * width;
@@ -108,10 +78,10 @@ struct NormBackward {
       T* dv = all->dv + row * width;
       const C r = all->rstd[row];
       const C mean = kHasMean ? all->mean[row] : 0;
-      const double along = row_sum<C>(width, [=](int64_t i) { return dy[i] * weight[i] * (v[i] - mean); });
+      const double along = sum_of<C>(width, [=](int64_t i) { return dy[i] * weight[i] * (v[i] - mean); });
       C level = 0;
       if constexpr (kHasMean) {
-        level = static_cast<C>(row_sum<C>(width, [=](int64_t i) { return dy[i] * weight[i]; }) / count);
+        level = static_cast<C>(sum_of<C>(width, [=](int64_t i) { return dy[i] * weight[i]; }) / count);
       }
       const C back = static_cast<C>(along / count) * r * r;
 #pragma GCC ivdep
