@@ -178,7 +178,7 @@ TEST(TiledAttentionDropout, dropsWeights) {
       .seed = 5, .name = "core", .step = 2, .index = {index(1, 2, 3), index(4, 4, 8), index(20, 150, 170)}};
   const AttentionDropout dropout(0.3, key, {2, 4, 150}, 170);
   const at::Tensor here = factors.narrow(0, 1, 2).narrow(1, 4, 4).narrow(2, 20, 150).narrow(3, 0, 150);
-  EXPECT_TRUE(dropout.factors(at::empty({2, 4, 150, 150})).equal(here));
+  EXPECT_TRUE(dropout.dropped(at::ones({2, 4, 150, 150})).equal(here));
   expect_close(tiled(x, VisibleKeys::causal(), false, &dropout), exact(x, causal(150, 150), here), kFp32);
   const at::Tensor all = at::ones({150, 150}, at::kBool);
   expect_close(tiled(x, VisibleKeys::all(), false, &dropout), exact(x, all, here), kFp32);

@@ -39,8 +39,8 @@ template <class Kernel, class... Args>
 
 /// Calls Kernel::run(args..), compiled once per instruction set. Kernel::run and everything it calls are always_inline
 /// plain loops in a file compiled with CARAVAN_VECTORISE (caravan/CMakeLists.txt): the compiler vectorises them for
-/// each set. Nothing is fused or reassociated by the compiler, so every set gives the same bits. This uses
-/// functions with a target attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is
+/// each set. Nothing is fused or reassociated by the compiler, so every set gives the same bits. This uses functions
+/// with a target attribute and a branch instead of target_clones, whose resolvers run before a sanitizer is
 /// initialised.
 template <class Kernel, class... Args>
 void dispatch(Args... args) {

@@ -17,18 +17,19 @@ namespace caravan {
 class AttentionDropout final : public torch::CustomClassHolder {
  public:
   /// `key.index`: of batch, heads and queries; `sizes`: of these in the local tensor; `num_keys` of the sequence.
-  AttentionDropout(double dropout, const DropoutKey& key, const std::vector<int64_t>& sizes, int64_t num_keys);
+  AttentionDropout(double dropout, DropoutKey key, const std::vector<int64_t>& sizes, int64_t num_keys);
 
   /// factors[i] = 1 / (1 - dropout) or 0, of the keys [first, first + count) of a query.
   void draw(int64_t row, int64_t head, int64_t query, int64_t first, std::span<float> factors) const;
-  /// All of them, fp32 of the shape of `weights`, [batch, heads, queries, keys].
-  at::Tensor factors(const at::Tensor& weights) const;
+  /// Weights in memory, [batch, heads, queries, keys], times their factors: counter_dropout. Differentiable.
+  at::Tensor dropped(const at::Tensor& weights) const;
 
  private:
-  float keep_;
+  double dropout_;
+  DropoutKey key_;
   RandomStream stream_;
-  std::vector<std::vector<int64_t>> index_;  ///< global index of each local sequence, head and query
-  std::vector<int64_t> global_;              ///< sizes of heads, queries and keys
+  std::vector<at::Tensor> indices_;  ///< global index of each local sequence, head and query
+  std::vector<int64_t> global_;      ///< sizes of heads, queries and keys
 };
 
 }  // namespace caravan

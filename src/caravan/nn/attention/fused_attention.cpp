@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include <ATen/SDPBackend.h>
@@ -123,6 +124,9 @@ std::string block_path(const char* what, const VisibleKeys& seen) {
                      seen.has_ranges() ? " (masked)" : "");
 }
 
+/// For torch's kernels, which take a mask or a flag.
+bool is_only_causal(const VisibleKeys& seen) { return seen.is_causal() && !seen.has_ranges(); }
+
 std::optional<at::Tensor> fp64_bias(const VisibleKeys& seen, const at::Tensor& q, const at::Tensor& k) {
   if (!seen.has_ranges()) return std::nullopt;
   return added_to_scores(seen.mask(q.size(1), k.size(1), q), at::kDouble);
@@ -132,7 +136,7 @@ std::optional<at::Tensor> fp64_bias(const VisibleKeys& seen, const at::Tensor& q
 TiledAttention fp64_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
   const int64_t group = q.size(2) / k.size(2);
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      by_head(q), repeated(by_head(k), group), repeated(by_head(v), group), 0.0, seen.is_causal() && !seen.has_ranges(),
+      by_head(q), repeated(by_head(k), group), repeated(by_head(v), group), 0.0, is_only_causal(seen),
       fp64_bias(seen, q, k));
   out = by_head(out);
   if (seen.has_ranges()) {  // the kernel gives 0 for both if nothing is visible
@@ -148,7 +152,7 @@ AttentionGradients fp64_attention_backward(const at::Tensor& dy, const at::Tenso
   const int64_t group = q.size(2) / k.size(2);
   const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       by_head(dy), by_head(q), repeated(by_head(k), group), repeated(by_head(v), group), by_head(all.out),
-      all.log_sum_exp, 0.0, seen.is_causal() && !seen.has_ranges(), fp64_bias(seen, q, k));
+      all.log_sum_exp, 0.0, is_only_causal(seen), fp64_bias(seen, q, k));
   const auto finished = [](const at::Tensor& x, int64_t of) { return by_head(summed(x, of)).contiguous(); };
   return {finished(dq, 1), finished(dk, group), finished(dv, group)};
 }
@@ -156,15 +160,13 @@ AttentionGradients fp64_attention_backward(const at::Tensor& dy, const at::Tenso
 /// By the plain formula, with all weights in memory.
 at::Tensor fp64_attention_with_dropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                        const VisibleKeys& seen, const AttentionDropout& dropout) {
-  check_device("attention dropout", q);
   const int64_t group = q.size(2) / k.size(2);
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
   const at::Tensor keys = repeated(by_head(k), group), values = repeated(by_head(v), group);
   const at::Tensor hidden = seen.mask(q.size(1), k.size(1), q).logical_not();
   const at::Tensor scores = at::matmul(by_head(q) * scale, keys.transpose(2, 3));
   const at::Tensor weights = at::softmax(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), -1);
-  const at::Tensor factors = dropout.factors(weights).to(weights.scalar_type());
-  return taken("attention with dropout", by_head(at::matmul(weights * factors, values)));
+  return taken("attention with dropout", by_head(at::matmul(dropout.dropped(weights), values)));
 }
 
 }  // namespace
@@ -204,7 +206,7 @@ at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   if (dropout && q.numel() > 0 && k.numel() > 0) return fp64_attention_with_dropout(q, k, v, seen, *dropout);
   const bool is_grouped = q.size(2) != k.size(2);
   const auto mask = seen.has_ranges() ? std::optional(seen.mask(q.size(1), k.size(1), q)) : std::optional<at::Tensor>();
-  const bool is_causal = seen.is_causal() && !seen.has_ranges();
+  const bool is_causal = is_only_causal(seen);
   const at::Tensor queries = by_head(q), keys = by_head(k), values = by_head(v);
   const bool is_dry = q.is_meta() && q.numel() > 0 && k.numel() > 0;
   const at::Tensor out = by_head(

@@ -54,9 +54,8 @@ class Backward {
   }
 
   /// Adds to the gradients of keys and values what one head of queries contributes, and writes its own.
-  template <class Result>
-  void run(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp,
-           const VisibleKeys& seen, int64_t row, int64_t head, const Rows<Out>& dq) {
+  void run(const Rows<T>& q, const Rows<T>& dy, const Rows<T>& out, const float* log_sum_exp, const VisibleKeys& seen,
+           int64_t row, int64_t head, const Rows<Out>& dq) {
     pack_queries(q, dy, out, log_sum_exp);
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const QueryTile tile(seen, row, query, size_);
@@ -82,8 +81,7 @@ class Backward {
  private:
   int64_t tile() const { return size_.pitch * kTileQueries; }
 
-  template <class Result>
-  void pack_queries(const Rows<T>& q, const Rows<T>& dy, const Rows<Result>& out, const float* log_sum_exp) {
+  void pack_queries(const Rows<T>& q, const Rows<T>& dy, const Rows<T>& out, const float* log_sum_exp) {
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const int64_t count = size_.queries_in_tile(query), at = query * size_.pitch;
       pack_operand(q, query, count, queries_ + at, query_columns_ + at);

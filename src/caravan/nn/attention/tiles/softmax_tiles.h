@@ -7,8 +7,8 @@
 /// What attention computes between the products of its tiles, on plain memory. Single-threaded.
 ///
 /// A tile is the scores of kTileQueries queries and up to kTileKeys keys, transposed: [keys][kTileQueries], so that
-/// statistics of queries are vectors. Packed matrices have rows of `pitch` elements,
-/// the head width rounded up to kTileStep, and zeros beyond the width; pack.h says what paired rows are.
+/// statistics of queries are vectors. Packed matrices have rows of `pitch` elements, the head width rounded up to
+/// kTileStep, and zeros beyond the width; pack.h says what paired rows are.
 namespace caravan::kernels {
 
 inline constexpr int64_t kTileQueries = 64;

@@ -12,6 +12,7 @@ namespace caravan::tiles {
 using kernels::TilePiece;
 constexpr int64_t kTileSteps = kernels::kTileQueries / kernels::kTileStep;  ///< of queries
 
+/// The pieces of a tile.
 class TilePieces {
  public:
   /// Extends the last piece where it ends at `begin` and needs the same columns.

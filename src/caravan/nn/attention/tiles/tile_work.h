@@ -12,6 +12,7 @@
 #include "caravan/nn/attention/tiles/softmax_tiles.h"
 #include "caravan/nn/attention/tiles/tile_pieces.h"
 #include "caravan/nn/attention/visible_keys.h"
+#include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/pack.h"
 
 /// What forward and backward of tiled attention share. E is the type of the operands of products: float or Bf16.
@@ -58,7 +59,7 @@ struct Sizes {
 template <class T>
 struct Rows {
   Rows(const at::Tensor& x, int64_t row, int64_t head)
-      : data(static_cast<T*>(x.data_ptr()) + row * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
+      : data(data_of<T>(x) + row * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
   T* at(int64_t position) const { return data + position * stride; }
   T* data;
   int64_t stride;
