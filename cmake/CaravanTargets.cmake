@@ -2,10 +2,11 @@
 
 add_library(caravan_flags INTERFACE)
 target_compile_features(caravan_flags INTERFACE cxx_std_20)
-# No -march: the binary runs on any x86-64; hot loops dispatch at run time. No -fopenmp: torch brings its own libgomp.
+# No -march: the binary runs on any x86-64; hot loops dispatch at run time.
+# -fopenmp: else at::parallel_for, which is in torch's headers, is a plain loop. FindLibtorch links torch's own library.
 # -ffp-contract=off: with a fused multiply-add in one clone of a loop but not in the other, results would depend on the
 # machine.
-target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas -ffp-contract=off)
+target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -fopenmp -ffp-contract=off)
 if(CARAVAN_PYTHON)
   # The extension is a shared object made of the static libraries. All targets get the flags: they share a precompiled
   # header.

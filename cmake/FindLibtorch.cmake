@@ -39,12 +39,24 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   add_library(Libtorch::torch_cpu SHARED IMPORTED)
   set_target_properties(Libtorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_ROOT}/lib/libtorch_cpu.so")
 
+  # The OpenMP that torch's threads are of: loops of ours are divided over the same threads. Its wheels bring their own.
+  file(GLOB _libtorch_gomp "${LIBTORCH_ROOT}/lib/libgomp*.so*" "${LIBTORCH_ROOT}/../torch.libs/libgomp*.so*")
+  add_library(Libtorch::openmp INTERFACE IMPORTED)
+  if(_libtorch_gomp)
+    list(GET _libtorch_gomp 0 _libtorch_gomp)
+    add_library(Libtorch::gomp SHARED IMPORTED)
+    set_target_properties(Libtorch::gomp PROPERTIES IMPORTED_LOCATION "${_libtorch_gomp}")
+    target_link_libraries(Libtorch::openmp INTERFACE Libtorch::gomp)
+  else()
+    target_link_options(Libtorch::openmp INTERFACE -fopenmp)
+  endif()
+
   add_library(Libtorch::Libtorch INTERFACE IMPORTED)
   target_include_directories(Libtorch::Libtorch SYSTEM INTERFACE
     "${LIBTORCH_ROOT}/include" "${LIBTORCH_ROOT}/include/torch/csrc/api/include")
   # As in torch's own package: without these two the c10d headers are silently empty.
   target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
-  target_link_libraries(Libtorch::Libtorch INTERFACE Libtorch::torch_cpu Libtorch::c10)
+  target_link_libraries(Libtorch::Libtorch INTERFACE Libtorch::torch_cpu Libtorch::c10 Libtorch::openmp)
   set(LIBTORCH_HAS_CUDA OFF)
   if(EXISTS "${LIBTORCH_ROOT}/lib/libtorch_cuda.so")
     set(LIBTORCH_HAS_CUDA ON)
