@@ -116,10 +116,11 @@ TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   EXPECT_FALSE(linear(x.detach(), frozen).requires_grad());
 }
 
-/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, bf16 in torch's kernels, few rows.
+/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, few rows, bf16 without tiles of it.
 TEST(ProductsEdges, othersAreAtensBitForBit) {
   const WithProducts with("bf16=native");
   for (const auto& [type, rows] : {std::pair(at::kDouble, 40), {at::kBFloat16, 40}, {at::kFloat, 5}, {at::kFloat, 1}}) {
+    if (type == at::kBFloat16 && has_bf16_tiles()) continue;
     for (const bool has_bias : {false, true}) {
       Slots slots;
       Tensors ours{normal({rows, 3, 24}, 1).to(type), normal({17, 24}, 2).to(type), normal({17}, 3).to(type)};

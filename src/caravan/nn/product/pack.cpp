@@ -81,6 +81,15 @@ struct PackRows {
   }
 };
 
+template <class T>
+struct NarrowRows {
+  CARAVAN_INLINE void run(const float* from, int64_t stride, int64_t rows, int64_t width, T* to, int64_t to_stride) {
+    for (int64_t row = 0; row < rows; ++row, from += stride, to += to_stride) {
+      for (int64_t i = 0; i < width; ++i) store(from[i], to[i]);
+    }
+  }
+};
+
 struct AddRows {
   CARAVAN_INLINE void run(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to,
                           int64_t to_stride) {
@@ -101,6 +110,13 @@ template void pack_rows(const float*, int64_t, int64_t, int64_t, float*, int64_t
 template void pack_rows(const Bf16*, int64_t, int64_t, int64_t, float*, int64_t, int64_t);
 template void pack_rows(const Fp16*, int64_t, int64_t, int64_t, float*, int64_t, int64_t);
 template void pack_rows(const Bf16*, int64_t, int64_t, int64_t, Bf16*, int64_t, int64_t);
+
+template <class T>
+void narrow_rows(const float* from, int64_t stride, int64_t rows, int64_t width, T* to, int64_t to_stride) {
+  simd::dispatch<NarrowRows<T>>(from, stride, rows, width, to, to_stride);
+}
+template void narrow_rows(const float*, int64_t, int64_t, int64_t, Bf16*, int64_t);
+template void narrow_rows(const float*, int64_t, int64_t, int64_t, Fp16*, int64_t);
 
 void pack_row_pairs(const Bf16* from, int64_t stride, int64_t rows, int64_t width, Bf16* to, int64_t padded,
                     int64_t pitch) {

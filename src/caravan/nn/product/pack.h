@@ -16,6 +16,10 @@ void pack_rows(const T* from, int64_t stride, int64_t rows, int64_t width, E* to
 void pack_row_pairs(const Bf16* from, int64_t stride, int64_t rows, int64_t width, Bf16* to, int64_t padded,
                     int64_t pitch);
 
+/// `rows` rows of `width` elements, rounded to T.
+template <class T>
+void narrow_rows(const float* from, int64_t stride, int64_t rows, int64_t width, T* to, int64_t to_stride);
+
 /// to [columns][to_stride] = the transpose of from [rows][from_stride].
 void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride);
 void transpose(const Bf16* from, int64_t from_stride, int64_t rows, int64_t columns, Bf16* to, int64_t to_stride);

@@ -13,8 +13,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/List.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
@@ -32,6 +30,7 @@
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/panel_product.h"
 #include "caravan/nn/product/tile_product.h"
 
 /// MKL's product of bf16 operands into fp32, exported by libtorch's wheels; null if it is missing.
@@ -45,21 +44,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-/// torch's entry to oneDNN's dense product. It is not among torch's C++ functions, and only reachable through its
-/// dispatcher.
-using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
-                             c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
-using OnednnProduct = c10::TypedOperatorHandle<Signature>;
-
-const std::optional<OnednnProduct>& onednn() {
-  static const std::optional<OnednnProduct> entry = []() -> std::optional<OnednnProduct> {
-    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-    if (!schema.has_value() || !schema->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
-    return schema->typed<Signature>();
-  }();
-  return entry;
-}
 
 /// The choice in use. Texts and choices are never freed: readers hold no lock.
 class Choices {
@@ -99,71 +83,72 @@ const Choices::Entry& in_use() {
   return *choices().in_use();
 }
 
-/// Whether the choice applies to a product of these operands on `rows` tokens.
-bool is_chosen(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (is_on_accelerator(a) || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return false;
-  const at::ScalarType type = a.scalar_type();
-  return type == at::kFloat || type == at::kHalf ||
-         (type == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::fp32);
+/// How operands are multiplied.
+enum class Way : uint8_t {
+  torch,    ///< as at::linear under autograd
+  fp32,     ///< by the chosen library, after 16 bits are widened
+  in_bf16,  ///< bf16 by oneDNN's tiles
+};
+
+Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  if (is_on_accelerator(a) || rows < kFewRows || a.numel() == 0 || b.numel() == 0) return Way::torch;
+  switch (a.scalar_type()) {
+    case at::kFloat:
+    case at::kHalf: return Way::fp32;
+    case at::kBFloat16: break;
+    default: return Way::torch;
+  }
+  if (in_use().second.bf16 == Bf16Arithmetic::fp32) return Way::fp32;
+  return has_bf16_tiles() ? Way::in_bf16 : Way::torch;
+}
+
+/// Whether tiles of oneDNN are what multiplies.
+bool uses_tiles(Way way, ProductKind kind) {
+  return way == Way::in_bf16 || (way == Way::fp32 && in_use().second.library(kind) == ProductLibrary::onednn);
 }
 
 at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is
+at::Tensor operand(Way way, const at::Tensor& x) { return way == Way::fp32 ? widened(x) : x; }
 
 at::Tensor multiply_by_torch(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   return bias.has_value() ? at::addmm(*bias, a, b.t()) : at::mm(a, b.t());
 }
 
-at::Tensor multiply_by_onednn(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
-  at::internal::lazy_init_num_threads();  // else oneDNN, called first on a new thread, would take all cores
-  return onednn()->call(a, b, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
-}
-
-/// As torch copies a matrix: transposed ones go through a square of 60 columns.
-at::Tensor contiguous_on_meta(const at::Tensor& x) {
-  constexpr int64_t kSquare = 60;
-  const KernelLogScope uncounted(nullptr);  // a part of the product
-  const at::Tensor copy = x.contiguous();
-  if (!x.is_contiguous() && x.numel() >= kSquare * kSquare) at::empty({kSquare, kSquare}, x.options());
-  return copy;
-}
-
-/// A product of meta tensors, with the memory that the call takes for real ones.
-at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                        const ProductCall& call) {
+/// A product of meta tensors, with the memory that torch takes for real ones.
+at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
   const at::Tensor result = multiply_by_torch(a, b, bias);
-  if (result.numel() > 0 && a.numel() > 0) product_workspace(a, b, bias, call);
+  if (result.numel() > 0 && a.numel() > 0) product_workspace(a, b, bias, &multiply_by_torch);
   return result;
 }
 
-/// a b^T + bias, as chosen: in fp32.
-at::Tensor multiply_as_chosen(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                              ProductKind kind) {
-  const at::Tensor x = widened(a), w = widened(b);
-  const auto wide_bias = bias.has_value() ? std::optional(widened(*bias)) : std::nullopt;
-  if (in_use().second.library(kind) != ProductLibrary::onednn) return multiply_by_torch(x, w, wide_bias);
-  if (a.is_meta()) return multiply_dry(contiguous_on_meta(x), w, wide_bias, &multiply_by_onednn);
-  return multiply_by_onednn(x, w, wide_bias);
-}
-
 /// "product dx by onednn", "product forward by torch of BFloat16".
-std::string path_of(bool chosen, const at::Tensor& a, ProductKind kind) {
+std::string path_of(Way way, const at::Tensor& a, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
-  const std::string_view library = chosen ? name(in_use().second.library(kind)) : "torch";
+  const std::string_view library = uses_tiles(way, kind) ? name(ProductLibrary::onednn)
+                                   : way == Way::fp32    ? name(in_use().second.library(kind))
+                                                         : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
 
-/// a b^T + bias: as chosen, or as at::linear under autograd.
-at::Tensor multiply(bool chosen, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                    ProductKind kind) {
-  // On a processor torch leaves these to oneDNN.
-  const bool is_dry_half = a.is_meta() && a.scalar_type() == at::kBFloat16 && !AcceleratorScope::is_active();
-  const at::Tensor result = chosen        ? multiply_as_chosen(a, b, bias, kind)
-                            : is_dry_half ? multiply_dry(a, b, bias, &multiply_by_torch)
-                                          : multiply_by_torch(a, b, bias);
-  if (PathLog::current() != nullptr) take_path(path_of(chosen, a, kind), result);
+/// a b^T + bias, of `type`.
+at::Tensor multiply(Way way, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                    ProductKind kind, at::ScalarType type) {
+  const auto product = [&] {
+    const at::Tensor x = operand(way, a), w = operand(way, b);
+    if (uses_tiles(way, kind) && is_panel_product(x, w)) return panel_product(x, w, bias, type);
+    const auto added = bias.has_value() ? std::optional(operand(way, *bias)) : std::nullopt;
+    // On a processor torch leaves these to oneDNN.
+    const bool is_dry_half = x.is_meta() && x.scalar_type() == at::kBFloat16 && !AcceleratorScope::is_active();
+    return (is_dry_half ? multiply_dry(x, w, added) : multiply_by_torch(x, w, added)).to(type);
+  };
+  const at::Tensor result = product();
+  if (PathLog::current() != nullptr) take_path(path_of(way, a, kind), result);
   return result;
 }
+
+/// Of a result that is a summand.
+at::ScalarType unrounded_type(Way way, const at::Tensor& a) { return way == Way::torch ? a.scalar_type() : at::kFloat; }
 
 void add_to(at::Tensor& sum, bool is_empty, const at::Tensor& summand) {
   if (is_empty) {
@@ -193,38 +178,35 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
 }
 
 /// a^T and b^T, if their product is computed in tiles and added where it is summed.
-std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(bool chosen, const at::Tensor& sum,
-                                                                   const at::Tensor& a, const at::Tensor& b,
-                                                                   ProductKind kind) {
-  const bool is_fp32 = chosen && in_use().second.library(kind) == ProductLibrary::onednn;
-  const bool is_native = a.scalar_type() == at::kBFloat16 && in_use().second.bf16 == Bf16Arithmetic::native;
-  if ((!is_fp32 && !is_native) || a.size(1) < kFewRows || a.stride(0) != 1 || b.stride(0) != 1) return std::nullopt;
-  const at::Tensor left = (is_fp32 ? widened(a) : a).t(), right = (is_fp32 ? widened(b) : b).t();
+std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(Way way, const at::Tensor& sum, const at::Tensor& a,
+                                                                   const at::Tensor& b, ProductKind kind) {
+  if (!uses_tiles(way, kind) || a.stride(0) != 1 || b.stride(0) != 1) return std::nullopt;
+  const at::Tensor left = operand(way, a).t(), right = operand(way, b).t();
   if (!is_tiled_sum(sum, left, right)) return std::nullopt;
   return std::pair(left, right);
 }
 
-void add_product_to(bool chosen, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
+void add_product_to(Way way, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
                     ProductKind kind) {
   if (PathLog* paths = PathLog::current()) {
-    const double factor = paths->take(path_of(chosen, a, kind) + " into a sum");
+    const double factor = paths->take(path_of(way, a, kind) + " into a sum");
     if (factor != 1) {
       const PathScope uncounted(nullptr);
-      return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind) * factor);
+      return add_to(sum, is_empty, multiply(way, a, b, std::nullopt, kind, unrounded_type(way, a)) * factor);
     }
   }
-  if (chosen && add_bf16_product(sum, is_empty, a, b)) return;
-  if (const auto operands = operands_of_tiles(chosen, sum, a, b, kind)) {
+  if (way == Way::fp32 && add_bf16_product(sum, is_empty, a, b)) return;
+  if (const auto operands = operands_of_tiles(way, sum, a, b, kind)) {
     return add_tiled_product(sum, is_empty, operands->first, operands->second);
   }
-  const bool is_blas = !chosen || in_use().second.library(kind) != ProductLibrary::onednn;
-  const bool is_wide = chosen || a.scalar_type() == sum.scalar_type();
-  if (!is_blas || !is_wide) return add_to(sum, is_empty, multiply(chosen, a, b, std::nullopt, kind));
-  const auto operand = [&](const at::Tensor& x) { return chosen ? widened(x) : x; };
+  const at::Tensor left = operand(way, a), right = operand(way, b);
+  if (uses_tiles(way, kind) || left.scalar_type() != sum.scalar_type()) {
+    return add_to(sum, is_empty, multiply(way, left, right, std::nullopt, kind, unrounded_type(way, a)));
+  }
   if (is_empty) {
-    at::mm_out(sum, operand(a), operand(b).t());
+    at::mm_out(sum, left, right.t());
   } else {
-    sum.addmm_(operand(a), operand(b).t());
+    sum.addmm_(left, right.t());
   }
 }
 
@@ -267,10 +249,10 @@ struct LinearFunction : Function<LinearFunction> {
     const int64_t rows = c10::multiply_integers(shape);
     shape.push_back(w.size(0));
     const at::Tensor x = input.reshape({rows, w.size(1)});
-    const bool chosen = is_chosen(x, w, rows);
+    const Way way = way_of(x, w, rows);
     will_accumulate(ctx, {&weight, bias});
     ctx->save_for_backward({input, w.detach()});
-    return multiply(chosen, x, w, b, ProductKind::forward).to(x.scalar_type()).view(shape);
+    return multiply(way, x, w, b, ProductKind::forward, x.scalar_type()).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -279,15 +261,15 @@ struct LinearFunction : Function<LinearFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const int64_t rows = c10::multiply_integers(saved[0].sizes().slice(0, saved[0].dim() - 1));
     const at::Tensor x = saved[0].detach().reshape({rows, saved[0].size(-1)});
-    const bool chosen = is_chosen(x, saved[1], rows);
+    const Way way = way_of(x, saved[1], rows);
     const at::Tensor dy = grads[0].reshape({rows, saved[1].size(0)}).contiguous();
     if (ctx->needs_input_grad(0)) {
-      gradients[0] = multiply(chosen, dy, saved[1].t(), std::nullopt, ProductKind::dx).to(x.scalar_type());
+      gradients[0] = multiply(way, dy, saved[1].t(), std::nullopt, ProductKind::dx, x.scalar_type());
       gradients[0] = gradients[0].view(saved[0].sizes());
     }
     accumulate_grad_later(
         ctx,
-        [=](at::Tensor& sum, bool is_empty) { add_product_to(chosen, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
+        [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
         [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
     return gradients;
   }
@@ -297,16 +279,17 @@ struct LinearFunction : Function<LinearFunction> {
 
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
                              const std::optional<at::Tensor>& bias) {
-  return multiply(is_chosen(a, b, a.size(0)), a, b, bias, kind);
+  const Way way = way_of(a, b, a.size(0));
+  return multiply(way, a, b, bias, kind, unrounded_type(way, a));
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  return unrounded_product(a, b, kind).to(a.scalar_type());
+  return multiply(way_of(a, b, a.size(0)), a, b, std::nullopt, kind, a.scalar_type());
 }
 
 void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind,
                  std::optional<int64_t> tokens) {
-  add_product_to(is_chosen(a, b, tokens.value_or(a.size(0))), sum, is_empty, a, b, kind);
+  add_product_to(way_of(a, b, tokens.value_or(a.size(0))), sum, is_empty, a, b, kind);
 }
 
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
@@ -323,7 +306,7 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
 
 std::vector<ProductLibrary> available_product_libraries() {
   std::vector<ProductLibrary> libraries;
-  if (onednn().has_value()) libraries.push_back(ProductLibrary::onednn);
+  if (at::hasMKLDNN()) libraries.push_back(ProductLibrary::onednn);
   libraries.push_back(at::hasMKL() ? ProductLibrary::mkl : ProductLibrary::blas);
   return libraries;
 }

@@ -12,11 +12,11 @@ namespace caravan {
 
 /// a b^T: [m, k] and [n, k] -> [m, n], any strides. Not differentiable: for use inside autograd functions. On the CPU
 /// fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; everything else, and fewer than 16 rows, as
-/// torch does it.
+/// torch does it. The result is rounded once.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
 
-/// As `product`, but the result is fp32 where operands of 16 bits were multiplied in fp32: for sums of several
-/// products. Plus `bias` [n].
+/// As `product`, but the result is fp32 where torch did not multiply operands of 16 bits: for sums of several products.
+/// Plus `bias` [n].
 at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
                              const std::optional<at::Tensor>& bias = std::nullopt);
 

@@ -9,12 +9,13 @@
 
 namespace caravan {
 
-/// The library that multiplies fp32 matrices on the CPU. `blas` is torch's BLAS where that is not MKL.
+/// The library that multiplies fp32 matrices on the CPU: `onednn` in tiles (panel_product.h, tile_product.h). `blas` is
+/// torch's BLAS where that is not MKL.
 enum class ProductLibrary : uint8_t { onednn, mkl, blas };
 
 /// The arithmetic of an operation on bf16 tensors.
 enum class Bf16Arithmetic : uint8_t {
-  native,  ///< torch's bf16 kernels, which emulate bf16 where the processor has no instructions for it
+  native,  ///< in tiles of oneDNN; by torch where it has none, which then emulates bf16
   fp32,    ///< widen the operands to fp32, compute in fp32, round the result once
 };
 
@@ -25,7 +26,7 @@ enum class ProductKind : uint8_t {
   dw,       ///< dw = dy^T x
 };
 
-/// Products of fewer rows are torch's own: preparing a call of oneDNN, or widening the weight, costs more than it wins.
+/// Products of fewer rows are torch's own: packing the weight, or widening it, costs more than it wins.
 inline constexpr int64_t kFewRows = 16;
 
 /// Which library and arithmetic compute what. The choice affects speed and the last bits of results, so all ranks of a

@@ -19,19 +19,21 @@ namespace {
 
 using kernels::Bf16;
 
-constexpr int64_t kRows = 64, kColumns = 64;  ///< of a tile of the sum
-constexpr int64_t kDepth = 512;               ///< of the products of a tile
+/// Of the products of a tile.
+template <class E>
+constexpr int64_t kDepth = 1024 / sizeof(E);
+/// Of left operands: rows a power of two apart would share lines of the cache.
+template <class E>
+constexpr int64_t kPitch = kDepth<E> + 64 / sizeof(E);
 
-int64_t num_tiles(int64_t rows) { return (rows + kRows - 1) / kRows; }
+int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 /// The rows of the next product of `left` rows. oneDNN keeps a kernel for each number of rows that it was ever called
 /// with, and experts have other numbers of tokens in each step: powers of two are few.
+template <class E>
 int64_t next_depth(int64_t left) {
-  return std::min(kDepth, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
+  return std::min(kDepth<E>, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
 }
-
-/// Rows do not overlap: leading dimensions of products are at least their widths.
-bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
 /// The right operand: rows of fp32 where they are, bf16 paired.
 template <class E>
@@ -55,24 +57,25 @@ RightOperand<Bf16> right_operand(const at::Tensor& b, Bf16) {
   return {data_of<Bf16>(memory), columns, memory};
 }
 
-/// c [m, n] (+)= a^T b, in tiles of rows, each of which adds up k in the same order on any number of threads.
+/// c [m, n] (+)= a^T b. A block of rows of b is multiplied with all that the thread computes while it is in the cache.
+/// Each tile adds up k in the same order on any number of threads.
 template <class E>
 void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int64_t c_stride, bool adds) {
   const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
   const RightOperand<E> right = right_operand(b, E{});
   at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
-    const at::Tensor memory = at::empty({kRows * kDepth}, a.options());
+    const at::Tensor memory = at::empty({kTileRows * kPitch<E>}, a.options());
     E* left = data_of<E>(memory);
-    for (int64_t row = begin * kRows; row < std::min(end * kRows, m); row += kRows) {
-      const int64_t rows = std::min(kRows, m - row);
-      for (int64_t first = 0, depth = 0; first < k; first += depth) {
-        depth = next_depth(k - first);
-        const int64_t padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
-        kernels::transpose(data_of<E>(a) + first * a.stride(0) + row, a.stride(0), depth, rows, left, kDepth);
-        for (int64_t i = 0; i < rows && depth < padded; ++i) left[i * kDepth + depth] = E{};
-        for (int64_t column = 0; column < n; column += kColumns) {
-          multiply_tile(rows, std::min(kColumns, n - column), padded, left, kDepth, right.at(first, column),
+    for (int64_t first = 0, depth = 0; first < k; first += depth) {
+      depth = next_depth<E>(k - first);
+      const int64_t padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
+      for (int64_t row = begin * kTileRows; row < std::min(end * kTileRows, m); row += kTileRows) {
+        const int64_t rows = std::min(kTileRows, m - row);
+        kernels::transpose(data_of<E>(a) + first * a.stride(0) + row, a.stride(0), depth, rows, left, kPitch<E>);
+        for (int64_t i = 0; i < rows && depth < padded; ++i) left[i * kPitch<E> + depth] = E{};
+        for (int64_t column = 0; column < n; column += kTileColumns) {
+          multiply_tile(rows, std::min(kTileColumns, n - column), padded, left, kPitch<E>, right.at(first, column),
                         right.stride, c + row * c_stride + column, c_stride, adds || first > 0);
         }
       }
@@ -97,7 +100,7 @@ void add_product_of(const at::Tensor& sum, bool is_empty, const at::Tensor& a, c
   const float* from = data_of<float>(turned);
   multiply_transposed<E>(b, a, data_of<float>(turned), m, false);
   at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
-    const int64_t row = begin * kRows, rows = std::min(end * kRows, m) - row;
+    const int64_t row = begin * kTileRows, rows = std::min(end * kTileRows, m) - row;
     float* to = data_of<float>(sum) + row * n;
     if (is_empty) {
       kernels::transpose(from + row, m, n, rows, to, n);
@@ -120,6 +123,8 @@ void multiply_tile(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t a_str
 }
 
 TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
+
+bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
 int64_t num_chunks(int64_t count) {
   const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), count);
@@ -158,7 +163,8 @@ void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a
     const at::Tensor of_result = at::empty({turned ? n : 0, m}, sum.options());
     const bool is_half = a.scalar_type() == at::kBFloat16;
     const at::Tensor paired = at::empty({is_half ? (k + 1) / 2 * 2 : 0, turned ? m : n}, a.options());
-    at::empty({num_chunks(num_tiles(turned ? n : m)), kRows * kDepth}, a.options());
+    const int64_t pitch = is_half ? kPitch<Bf16> : kPitch<float>;
+    at::empty({num_chunks(num_tiles(turned ? n : m)), kTileRows * pitch}, a.options());
     return;
   }
   if (a.scalar_type() == at::kFloat) {

@@ -8,6 +8,11 @@
 
 namespace caravan {
 
+inline constexpr int64_t kTileRows = 64, kTileColumns = 64;  ///< of a tile of a product's result
+
+/// Whether products of tiles read x where it is: elements of a row are adjacent, and rows do not overlap.
+bool has_rows(const at::Tensor& x);
+
 /// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
 /// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride`
 /// elements apart. b of bf16 is paired (pack.h), k even.
