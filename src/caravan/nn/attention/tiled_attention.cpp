@@ -23,17 +23,19 @@ using tiles::Forward;
 using tiles::Rows;
 using tiles::Sizes;
 
-/// Calls f with types: of the tensors, of the operands of products, and of results.
+/// Calls f with the types of tile_work.h.
 template <class F>
 void with_types(at::ScalarType tensors, bool in_bf16, at::ScalarType results, F f) {
-  const auto with_results = [&](auto type, auto operand) {
-    if (results == at::kFloat) return f(type, operand, float{});
-    return f(type, operand, type);
+  const auto with_results = [&](auto type, auto of_tensors, auto operand) {
+    if (results == at::kFloat) return f(type, of_tensors, operand, float{});
+    return f(type, of_tensors, operand, type);
   };
   switch (tensors) {
-    case at::kFloat: return f(float{}, float{}, float{});
-    case at::kHalf: return with_results(kernels::Fp16{}, float{});
-    case at::kBFloat16: return in_bf16 ? with_results(Bf16{}, Bf16{}) : with_results(Bf16{}, float{});
+    case at::kFloat: return f(float{}, float{}, float{}, float{});
+    case at::kHalf: return with_results(kernels::Fp16{}, float{}, float{});
+    case at::kBFloat16:
+      if (in_bf16) return with_results(Bf16{}, Bf16{}, Bf16{});
+      return has_bf16_tiles() ? with_results(Bf16{}, Bf16{}, float{}) : with_results(Bf16{}, float{}, float{});
     default: refuse_dtype("attention", tensors);
   }
 }
@@ -116,8 +118,8 @@ TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const a
                         at::empty({size.batch, size.heads, size.queries}, q.options().dtype(at::kFloat))};
   count_attention("attention", size, q, k, 2, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
-  with_types(q.scalar_type(), in_bf16, out_type, [&]<class T, class E, class Out>(T, E, Out) {
-    using Work = Forward<T, E, Out>;
+  with_types(q.scalar_type(), in_bf16, out_type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
+    using Work = Forward<T, S, E, Out>;
     const auto run = [&](Work& work, int64_t row, int64_t head) {
       work.run(Rows<T>(x.q, row, head), seen, row, head, Rows<Out>(result.out, row, head),
                data_of<float>(result.log_sum_exp) + (row * size.heads + head) * size.queries);
@@ -139,8 +141,8 @@ AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::T
                             at::empty(v.sizes(), options)};
   count_attention("attention backward", size, q, k, 5, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
-  with_types(q.scalar_type(), in_bf16, type, [&]<class T, class E, class Out>(T, E, Out) {
-    using Work = Backward<T, E, Out>;
+  with_types(q.scalar_type(), in_bf16, type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
+    using Work = Backward<T, S, E, Out>;
     const auto run = [&](Work& work, int64_t row, int64_t head) {
       work.run(Rows<T>(x.q, row, head), Rows<T>(dy, row, head), Rows<T>(out, row, head),
                data_of<float>(log_sum_exp) + (row * size.heads + head) * size.queries, seen, row, head,

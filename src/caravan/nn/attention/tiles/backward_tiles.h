@@ -8,28 +8,29 @@
 
 namespace caravan::tiles {
 
-/// Gradients of the heads that share a head of keys. T: of the tensors; Out: of the gradients.
-template <class T, class E, class Out>
+/// Gradients of the heads that share a head of keys. Types as in tile_work.h.
+template <class T, class S, class E, class Out>
 class Backward {
  public:
   Backward(const Sizes& size, const AttentionDropout* dropout, void* memory)
       : size_(size), scratch_(memory), factors_(dropout, scratch_) {
     const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
-    packed_keys_ = scratch_.take<E>(of_keys);
-    packed_values_ = scratch_.take<E>(of_keys);
+    packed_keys_ = scratch_.take<S>(of_keys);
+    packed_values_ = scratch_.take<S>(of_keys);
+    key_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
     key_columns_ = scratch_.take<E>(of_keys);
     of_keys_ = scratch_.take<float>(of_keys);
     of_values_ = scratch_.take<float>(of_keys);
     queries_ = scratch_.take<E>(of_queries);
-    query_columns_ = scratch_.take<E>(of_queries);
+    query_columns_ = scratch_.take<S>(of_queries);
     slopes_ = scratch_.take<E>(of_queries);
-    slope_columns_ = scratch_.take<E>(of_queries);
+    slope_columns_ = scratch_.take<S>(of_queries);
     of_queries_ = scratch_.take<float>(of_queries);
     log_sum_exp_ = scratch_.take<float>(size.tiles_of_queries * kTileQueries);
     delta_ = scratch_.take<float>(size.tiles_of_queries * kTileQueries);
     scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
     of_weights_ = scratch_.take<float>(kTileKeys * kTileQueries);
-    rows_ = scratch_.take<E>(tile());
+    rows_ = scratch_.take<S>(tile());
     turned_ = scratch_.take<float>(tile());
     constexpr bool kIsHalf = sizeof(E) == 2;
     weights_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
@@ -46,7 +47,7 @@ class Backward {
       const int64_t at = key * size_.pitch;
       keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + at));
       values_.push_back(rows_of_keys(v, key, size_, packed_values_ + at));
-      transpose_keys(keys_.back(), key, size_, key_columns_ + at);
+      transpose_keys(rows_of_keys(k, key, size_, key_rows_), key, size_, key_columns_ + at);
     }
     const auto bytes = static_cast<size_t>(size_.tiles_of_keys() * kTileKeys * size_.pitch) * sizeof(float);
     std::memset(of_keys_, 0, bytes);
@@ -96,7 +97,7 @@ class Backward {
   }
 
   /// As right operands: of products over queries, and over features.
-  void pack_operand(const Rows<T>& x, int64_t query, int64_t count, E* rows, E* columns) {
+  void pack_operand(const Rows<T>& x, int64_t query, int64_t count, E* rows, S* columns) {
     if constexpr (sizeof(E) == 2) {
       kernels::pack_row_pairs(x.at(query), x.stride, count, size_.width, rows, kTileQueries, size_.pitch);
     } else {
@@ -126,16 +127,18 @@ class Backward {
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
-  std::vector<LeftRows<E>> keys_, values_;  ///< of each tile
-  E *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  std::vector<LeftRows<S>> keys_, values_;  ///< of each tile
+  S *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  E* key_rows_;                             ///< of one tile, packed
   E* key_columns_;                          ///< [tiles][pitch][kTileKeys]
   float *of_keys_, *of_values_;             ///< gradients, [tiles][kTileKeys][pitch]
-  E *queries_, *query_columns_;             ///< [tiles][kTileQueries][pitch], [tiles][pitch][kTileQueries]
-  E *slopes_, *slope_columns_;              ///< gradients of the result, likewise
+  E *queries_, *slopes_;                    ///< and gradients of the result, [tiles][kTileQueries][pitch]
+  S *query_columns_, *slope_columns_;       ///< [tiles][pitch][kTileQueries]
   float* of_queries_;                       ///< gradients, [tiles][pitch][kTileQueries]
   float *log_sum_exp_, *delta_;             ///< [tiles][kTileQueries]
   float *scores_, *of_weights_;             ///< [kTileKeys][kTileQueries]
-  E *rows_, *weights_, *of_scores_, *score_pairs_;
+  S* rows_;
+  E *weights_, *of_scores_, *score_pairs_;
   float* turned_;
 };
 

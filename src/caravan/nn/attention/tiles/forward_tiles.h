@@ -10,16 +10,17 @@
 
 namespace caravan::tiles {
 
-/// Attention of the heads that share a head of keys, one after another. T: of the tensors; Out: of the result.
-template <class T, class E, class Out>
+/// Attention of the heads that share a head of keys, one after another. Types as in tile_work.h.
+template <class T, class S, class E, class Out>
 class Forward {
  public:
   Forward(const Sizes& size, const AttentionDropout* dropout, void* memory)
       : size_(size), scratch_(memory), factors_(dropout, scratch_) {
-    packed_keys_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
+    packed_keys_ = scratch_.take<S>(size.tiles_of_keys() * kTileKeys * size.pitch);
     values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
-    rows_ = scratch_.take<E>(std::max(kTileKeys, kTileQueries) * size.pitch);
-    queries_ = scratch_.take<E>(tile());
+    value_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
+    query_rows_ = scratch_.take<S>(tile());
+    queries_ = scratch_.take<S>(tile());
     scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
     weights_ = sizeof(E) == 2 ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
     sum_ = scratch_.take<float>(tile());
@@ -32,7 +33,7 @@ class Forward {
     keys_.clear();
     for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
       keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + key * size_.pitch));
-      transpose_keys(rows_of_keys(v, key, size_, rows_), key, size_, values_ + key * size_.pitch);
+      transpose_keys(rows_of_keys(v, key, size_, value_rows_), key, size_, values_ + key * size_.pitch);
     }
   }
 
@@ -40,7 +41,7 @@ class Forward {
            float* log_sum_exp) {
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const QueryTile tile(seen, row, query, size_);
-      transpose_queries(q, query, size_.queries_in_tile(query), size_, rows_, queries_);
+      transpose_queries(q, query, size_.queries_in_tile(query), size_, query_rows_, queries_);
       attend(tile.visibility(), row, head, query);
       finish(query, out, log_sum_exp + query);
     }
@@ -90,11 +91,12 @@ class Forward {
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
-  std::vector<LeftRows<E>> keys_;  ///< of each tile
-  E* packed_keys_;                 ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  std::vector<LeftRows<S>> keys_;  ///< of each tile
+  S* packed_keys_;                 ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
   E* values_;                      ///< [tiles][pitch][kTileKeys]
-  E* rows_;                        ///< of one tile, packed
-  E* queries_;                     ///< of one tile, transposed
+  E* value_rows_;                  ///< of one tile, packed
+  S* query_rows_;                  ///< likewise
+  S* queries_;                     ///< of one tile, transposed
   float* scores_;                  ///< [kTileKeys][kTileQueries]
   E* weights_;
   float* sum_;  ///< [pitch][kTileQueries]
