@@ -32,7 +32,7 @@ import tempfile
 import machine
 import one_rank
 
-KINDS = [("products", r"^(addmm_?|mm|bmm|baddbmm_?|matmul|linear|_linear_pointwise|_addmm_activation|mv|dot)$"),
+KINDS = [("products", r"^(addmm_?|mm|bmm|baddbmm_?|matmul|linear|_addmm_activation|mv|dot)$"),
          ("attention", r"^attention|scaled_dot_product|^_?softmax|masked_fill|rope"), ("loss", r"cross_entropy|log_softmax|nll_loss"),
          ("activation", r"gelu|silu|swiglu|sigmoid|dropout"), ("norm", r"layer_norm|rms_norm"),
          ("embedding", r"embedding|index_select|index_copy|arange"), ("norm of gradients", r"grad_norm"),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares a training step of one rank and one thread with PyTorch's: GPT-2 of four sizes, AdamW.
+"""Compares a training step of one rank with PyTorch's: GPT-2 of four sizes, AdamW.
 
   one_rank.py --caravan build/release/bin/caravan [--python PYTHON] [--sizes tiny,small,gpt2] [--dtypes fp32,bf16]
-              [--repeat 3] [--steps N] [--force avx2] [--products "onednn"] [--ours-only]
+              [--repeat 3] [--steps N] [--threads 1] [--force avx2] [--products "onednn"] [--ours-only]
 
 PyTorch: eager, scaled_dot_product_attention, fused AdamW; bf16 is autocast. Caravan: `caravan train` with the same sizes. The
 two alternate --repeat times; each run counts with the median of its steps. `--force avx2` limits both to AVX2. Each line ends
@@ -42,7 +42,7 @@ def torch_steps(name, dtype):
 
     size = gpt.Size(*SIZES[name][:-1])
     steps = SIZES[name][-1]
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = gpt.make(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     times = []
@@ -119,6 +119,7 @@ def main():
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, help="timed steps a run instead of the size's own")
+    parser.add_argument("--threads", type=int, default=1, help="of both sides")
     parser.add_argument("--force", choices=list(machine.FORCED), help="instruction set for both sides")
     parser.add_argument("--ours-only", action="store_true", help="without PyTorch: caravan's dtypes beside each other")
     parser.add_argument("--products", help="CARAVAN_PRODUCTS of our side")
@@ -127,22 +128,23 @@ def main():
         SIZES.update({size: (*values[:-1], arguments.steps) for size, values in SIZES.items()})
     if arguments.torch:
         return torch_steps(*arguments.torch)
-    environment = dict(os.environ, OMP_NUM_THREADS="1", **machine.FORCED.get(arguments.force, {}))
+    environment = dict(os.environ, OMP_NUM_THREADS=str(arguments.threads), **machine.FORCED.get(arguments.force, {}))
     environment.setdefault("CARAVAN_HOME", str(ROOT))
+    threads = {"comm.threads_per_rank": arguments.threads}
     own = dict(environment, **({"CARAVAN_PRODUCTS": arguments.products} if arguments.products else {}))
     print(machine.describe(environment))
     kind = machine.processor_class(environment)
     dtypes = arguments.dtypes.split(",")
     for size in arguments.sizes.split(","):
         if arguments.ours_only:
-            rounds = [[ours(arguments, size, dtype, own) for dtype in dtypes] for _ in range(arguments.repeat)]
+            rounds = [[ours(arguments, size, dtype, own, more=threads) for dtype in dtypes] for _ in range(arguments.repeat)]
             for dtype, mine in zip(dtypes, zip(*rounds)):
                 ratios = [one / first[0] for one, first in zip(mine, rounds)]
                 print(f"{size:5} {dtype}  caravan {statistics.median(mine):8.1f} ms  of {dtypes[0]} "
                       f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})  {kind}", flush=True)
             continue
         for dtype in dtypes:
-            pairs = [(peer(arguments, size, dtype, environment), ours(arguments, size, dtype, own))
+            pairs = [(peer(arguments, size, dtype, environment), ours(arguments, size, dtype, own, more=threads))
                      for _ in range(arguments.repeat)]
             ratios = [mine / theirs for theirs, mine in pairs]
             theirs, mine = (statistics.median(column) for column in zip(*pairs))

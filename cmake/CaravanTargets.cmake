@@ -3,10 +3,15 @@
 add_library(caravan_flags INTERFACE)
 target_compile_features(caravan_flags INTERFACE cxx_std_20)
 # No -march: the binary runs on any x86-64; hot loops dispatch at run time.
-# -fopenmp: else at::parallel_for, which is in torch's headers, is a plain loop. FindLibtorch links torch's own library.
 # -ffp-contract=off: with a fused multiply-add in one clone of a loop but not in the other, results would depend on the
 # machine.
-target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic -fopenmp -ffp-contract=off)
+# -fopenmp: else at::parallel_for, which is in torch's headers, is a plain loop. That of clang needs another runtime.
+set(loops -fopenmp)
+if(NOT LIBTORCH_HAS_OPENMP OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  message(WARNING "the library's own loops run on one thread: g++ and a libtorch with OpenMP divide them")
+  set(loops -Wno-unknown-pragmas)
+endif()
+target_compile_options(caravan_flags INTERFACE -Wall -Wextra -Wpedantic ${loops} -ffp-contract=off)
 if(CARAVAN_PYTHON)
   # The extension is a shared object made of the static libraries. All targets get the flags: they share a precompiled
   # header.

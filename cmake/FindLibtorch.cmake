@@ -2,7 +2,7 @@
 #
 #   input    CARAVAN_TORCH (variable, then environment): a folder with include/ and lib/ of torch, or one that contains it:
 #            site-packages, a Python prefix, an unpacked libtorch
-#   output   Libtorch::Libtorch (imported), Libtorch_VERSION, LIBTORCH_ROOT, LIBTORCH_HAS_CUDA
+#   output   Libtorch::Libtorch (imported), Libtorch_VERSION, LIBTORCH_ROOT, LIBTORCH_HAS_CUDA, LIBTORCH_HAS_OPENMP
 #
 # Nothing is cached: a new CARAVAN_TORCH takes effect at the next configuration.
 
@@ -39,16 +39,29 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   add_library(Libtorch::torch_cpu SHARED IMPORTED)
   set_target_properties(Libtorch::torch_cpu PROPERTIES IMPORTED_LOCATION "${LIBTORCH_ROOT}/lib/libtorch_cpu.so")
 
-  # The OpenMP that torch's threads are of: loops of ours are divided over the same threads. Its wheels bring their own.
-  file(GLOB _libtorch_gomp "${LIBTORCH_ROOT}/lib/libgomp*.so*" "${LIBTORCH_ROOT}/../torch.libs/libgomp*.so*")
+  # torch's own OpenMP runtime, so that our loops run on the same threads. Its wheels ship it.
+  if(CMAKE_READELF)
+    execute_process(COMMAND ${CMAKE_READELF} -d "${LIBTORCH_ROOT}/lib/libtorch_cpu.so" OUTPUT_VARIABLE _libtorch_needed
+      ERROR_QUIET)
+  endif()
+  string(REGEX MATCH "lib(gomp|omp|iomp5)[^] ]*" _libtorch_openmp "${_libtorch_needed}")
+  unset(_libtorch_openmp_file)
+  foreach(_folder "${LIBTORCH_ROOT}/lib" "${LIBTORCH_ROOT}/../torch.libs" "${LIBTORCH_ROOT}/../../..")
+    if(_libtorch_openmp AND NOT _libtorch_openmp_file AND EXISTS "${_folder}/${_libtorch_openmp}")
+      file(REAL_PATH "${_folder}" _folder)
+      set(_libtorch_openmp_file "${_folder}/${_libtorch_openmp}")
+    endif()
+  endforeach()
   add_library(Libtorch::openmp INTERFACE IMPORTED)
-  if(_libtorch_gomp)
-    list(GET _libtorch_gomp 0 _libtorch_gomp)
-    add_library(Libtorch::gomp SHARED IMPORTED)
-    set_target_properties(Libtorch::gomp PROPERTIES IMPORTED_LOCATION "${_libtorch_gomp}")
-    target_link_libraries(Libtorch::openmp INTERFACE Libtorch::gomp)
-  else()
+  set(LIBTORCH_HAS_OPENMP ON)
+  if(_libtorch_openmp_file)
+    add_library(Libtorch::openmp_runtime SHARED IMPORTED)
+    set_target_properties(Libtorch::openmp_runtime PROPERTIES IMPORTED_LOCATION "${_libtorch_openmp_file}")
+    target_link_libraries(Libtorch::openmp INTERFACE Libtorch::openmp_runtime)
+  elseif(_libtorch_openmp MATCHES "^libgomp")
     target_link_options(Libtorch::openmp INTERFACE -fopenmp)
+  else()
+    set(LIBTORCH_HAS_OPENMP OFF)
   endif()
 
   add_library(Libtorch::Libtorch INTERFACE IMPORTED)

@@ -17,7 +17,7 @@ folder = build / "tidy"
 passed = folder / "passed"
 
 # What only GCC understands: its precompiled header (clang reads the headers themselves), some flags, its warnings.
-GCC_ONLY = re.compile(r"-include \S*cmake_pch\.hxx|-W\S+|-fpch-preprocess|-fno-thread-jumps")
+GCC_ONLY = re.compile(r"-include \S*cmake_pch\.hxx|-W\S+|-fpch-preprocess|-fno-thread-jumps|-fopenmp")
 
 # clang 14 lacks the builtin that std::source_location of libstdc++ needs.
 SOURCE_LOCATION = """#include <version>

@@ -116,7 +116,7 @@ TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   EXPECT_FALSE(linear(x.detach(), frozen).requires_grad());
 }
 
-/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, few rows, bf16 without tiles of it.
+/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, few rows, bf16 without tiles.
 TEST(ProductsEdges, othersAreAtensBitForBit) {
   const WithProducts with("bf16=native");
   for (const auto& [type, rows] : {std::pair(at::kDouble, 40), {at::kBFloat16, 40}, {at::kFloat, 5}, {at::kFloat, 1}}) {

@@ -44,11 +44,11 @@ struct Results {
   std::vector<at::Tensor> all() const { return {out, log_sum_exp, dq, dk, dv}; }
 };
 
-Results tiled(const Operands& x, const VisibleKeys& seen, bool in_bf16 = false,
+Results tiled(const Operands& x, const VisibleKeys& seen, TileOperands operands = TileOperands::fp32,
               const AttentionDropout* dropout = nullptr) {
   const at::ScalarType type = x.q.scalar_type();
-  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, dropout, in_bf16, type);
-  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, dropout, in_bf16, type);
+  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, dropout, operands, type);
+  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, dropout, operands, type);
   return {y.out, y.log_sum_exp, d.q, d.k, d.v};
 }
 
@@ -109,8 +109,9 @@ TEST_P(TiledAttention, in16BitsIsWithinItsRoundings) {
     const Results want = exact(x, causal(s.queries, s.keys).logical_or(at::arange(s.keys).eq(0)));
     const VisibleKeys seen = VisibleKeys::up_to(at::arange(s.queries).add(s.keys - s.queries).clamp_min(0));
     expect_close(tiled(x, seen), want, 1.5 * rounding);
-    // Products of bf16 also round the weights and their gradients.
-    if (type == at::kBFloat16 && has_bf16_tiles()) expect_close(tiled(x, seen, /*in_bf16=*/true), want, 3 * rounding);
+    if (type != at::kBFloat16 || !has_bf16_tiles()) continue;
+    expect_close(tiled(x, seen, TileOperands::exact_bf16), want, 1.5 * rounding);
+    expect_close(tiled(x, seen, TileOperands::rounded_bf16), want, 3 * rounding);
   }
 }
 
@@ -179,13 +180,15 @@ TEST(TiledAttentionDropout, dropsWeights) {
   const AttentionDropout dropout(0.3, key, {2, 4, 150}, 170);
   const at::Tensor here = factors.narrow(0, 1, 2).narrow(1, 4, 4).narrow(2, 20, 150).narrow(3, 0, 150);
   EXPECT_TRUE(dropout.dropped(at::ones({2, 4, 150, 150})).equal(here));
-  expect_close(tiled(x, VisibleKeys::causal(), false, &dropout), exact(x, causal(150, 150), here), kFp32);
+  expect_close(tiled(x, VisibleKeys::causal(), TileOperands::fp32, &dropout), exact(x, causal(150, 150), here), kFp32);
   const at::Tensor all = at::ones({150, 150}, at::kBool);
-  expect_close(tiled(x, VisibleKeys::all(), false, &dropout), exact(x, all, here), kFp32);
+  expect_close(tiled(x, VisibleKeys::all(), TileOperands::fp32, &dropout), exact(x, all, here), kFp32);
   const Operands half = operands(s, at::kBFloat16);
   const Results want = exact(half, causal(150, 150), here);
-  expect_close(tiled(half, VisibleKeys::causal(), false, &dropout), want, 1.5 * 0x1p-8);
-  if (has_bf16_tiles()) expect_close(tiled(half, VisibleKeys::causal(), true, &dropout), want, 3 * 0x1p-8);
+  expect_close(tiled(half, VisibleKeys::causal(), TileOperands::fp32, &dropout), want, 1.5 * 0x1p-8);
+  if (!has_bf16_tiles()) return;
+  expect_close(tiled(half, VisibleKeys::causal(), TileOperands::exact_bf16, &dropout), want, 1.5 * 0x1p-8);
+  expect_close(tiled(half, VisibleKeys::causal(), TileOperands::rounded_bf16, &dropout), want, 3 * 0x1p-8);
 }
 
 /// Views: heads of one product of q, k and v, rows that begin at an odd element, transposed ones.
@@ -212,10 +215,11 @@ TEST(TiledAttentionOperands, mayBeViews) {
     at::Tensor wide = at::zeros({t.size(0), t.size(1), t.size(2), t.size(3) + 2}, t.options());
     return wide.narrow(3, 1, t.size(3)).copy_(t);
   };
-  for (const bool in_bf16 : {false, has_bf16_tiles()}) {
-    const Results contiguous = tiled(half, VisibleKeys::causal(), in_bf16);
+  for (const TileOperands operands : {TileOperands::fp32, TileOperands::exact_bf16, TileOperands::rounded_bf16}) {
+    if (operands != TileOperands::fp32 && !has_bf16_tiles()) continue;
+    const Results contiguous = tiled(half, VisibleKeys::causal(), operands);
     const Results of_views =
-        tiled({at_odd(half.q), at_odd(half.k), at_odd(half.v), at_odd(half.dy)}, VisibleKeys::causal(), in_bf16);
+        tiled({at_odd(half.q), at_odd(half.k), at_odd(half.v), at_odd(half.dy)}, VisibleKeys::causal(), operands);
     for (size_t i = 0; i < 5; ++i) EXPECT_TRUE(of_views.all()[i].equal(contiguous.all()[i])) << kNames[i];
   }
   const Operands of_one{x.q, x.k, x.v, x.dy.narrow(1, 0, 1).expand_as(x.dy)};
@@ -240,7 +244,7 @@ TEST(TiledAttentionOperands, mayBeHuge) {
 TEST(TiledAttentionOperands, mustFit) {
   const Operands x = operands({1, 20, 20, 4, 2, 8});
   const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
-    return tiled_attention(x.q, k, v, VisibleKeys::all(), nullptr, false, at::kFloat);
+    return tiled_attention(x.q, k, v, VisibleKeys::all(), nullptr, TileOperands::fp32, at::kFloat);
   };
   EXPECT_THROW(attend(x.k.to(at::kBFloat16), x.v.to(at::kBFloat16)), ShapeError);
   EXPECT_THROW(attend(x.k, x.v.narrow(3, 0, 7)), ShapeError);

@@ -21,8 +21,6 @@ int64_t anonymous_bytes();
 ///   the launcher                3, mpirun 4
 ///   a rank                      3, and 3/10 of what it holds, at most 6: memory kept by BLAS libraries and malloc,
 ///                               evaluation
-///
-/// With experts, oneDNN keeps code for each number of rows that it has seen; this growing memory is not counted.
 int64_t resident_bytes(std::string_view backend, int num_ranks, int64_t started_bytes, int64_t held_bytes) noexcept;
 
 /// The memory for a rank's tensors when `ranks_on_host` share a host of `host_bytes`: 0 if that is 0 (unknown).

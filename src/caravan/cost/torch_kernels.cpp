@@ -55,7 +55,7 @@ Rule rule_of(std::string_view name) {
     return Rule::scatters;
   }
   if (is_one_of(name, {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "dot", "linear",
-                       "_linear_pointwise", "_addmm_activation", "matmul"})) {
+                       "_addmm_activation", "matmul"})) {
     return Rule::product;
   }
   if (name.starts_with("_scaled_dot_product_") && name.find("math") == name.npos) {

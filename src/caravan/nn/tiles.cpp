@@ -113,7 +113,7 @@ class LinearTask final : public TileTask {
 
   void forward(const TileRows& tile, const at::Tensor& values) override {
     const auto bias = bias_ ? std::optional(bias_->narrow(0, tile.first, tile.count)) : std::nullopt;
-    y_.narrow(1, tile.first, tile.count).copy_(unrounded_product(x_, values, ProductKind::forward, bias));
+    y_.narrow(1, tile.first, tile.count).copy_(product(x_, values, ProductKind::forward, bias));
   }
   at::Tensor result() override {
     x_ = at::Tensor();

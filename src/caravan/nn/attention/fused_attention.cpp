@@ -50,10 +50,14 @@ bool attends_in_fp32(const at::Tensor& q) {
          (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
 
-/// Whether the operands of products are bf16. Throws UsageError if they were, and oneDNN cannot multiply them.
-bool multiplies_bf16(const at::Tensor& q) {
-  if (q.scalar_type() != at::kBFloat16 || attends_in_fp32(q)) return false;
-  if (q.is_meta() || has_bf16_tiles()) return true;
+/// Throws UsageError for bf16 operands that oneDNN cannot multiply.
+TileOperands operands_of(const at::Tensor& q) {
+  if (q.scalar_type() != at::kBFloat16) return TileOperands::fp32;
+  if (attends_in_fp32(q)) {
+    const bool is_native = product_choice_in_use().bf16 == Bf16Arithmetic::native && has_bf16_tiles();
+    return is_native ? TileOperands::exact_bf16 : TileOperands::fp32;
+  }
+  if (q.is_meta() || has_bf16_tiles()) return TileOperands::rounded_bf16;
   throw UsageError({"attention", "attention=native", "oneDNN has no products of bf16 tiles on this processor", "",
                     "set CARAVAN_PRODUCTS=attention=fp32, or start the ranks on processors of one kind"});
 }
@@ -74,7 +78,7 @@ std::string path_of_tiles(const char* what, const at::Tensor& q, bool has_ranges
 struct FusedAttention : Function<FusedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const VisibleKeys& seen, const c10::intrusive_ptr<AttentionDropout>& dropout) {
-    const auto [out, log_sum_exp] = tiled_attention(q, k, v, seen, dropout.get(), multiplies_bf16(q), q.scalar_type());
+    const auto [out, log_sum_exp] = tiled_attention(q, k, v, seen, dropout.get(), operands_of(q), q.scalar_type());
     take_path(path_of_tiles(dropout ? "attention with dropout" : "fused attention", q, seen.has_ranges()), out);
     const auto [bounds, query_documents, key_documents] = seen.saved();
     ctx->save_for_backward({q, k, v, out, log_sum_exp, bounds, query_documents, key_documents});
@@ -91,9 +95,9 @@ struct FusedAttention : Function<FusedAttention> {
     const auto holder = ctx->saved_data.find("dropout");
     const bool drops = holder != ctx->saved_data.end();
     const auto capsule = drops ? holder->second.toCapsule() : c10::intrusive_ptr<torch::CustomClassHolder>();
-    const auto [dq, dk, dv] = tiled_attention_backward(grads[0], q, saved[1], saved[2], {saved[3], saved[4]}, seen,
-                                                       static_cast<const AttentionDropout*>(capsule.get()),
-                                                       multiplies_bf16(q), q.scalar_type());
+    const auto [dq, dk, dv] =
+        tiled_attention_backward(grads[0], q, saved[1], saved[2], {saved[3], saved[4]}, seen,
+                                 static_cast<const AttentionDropout*>(capsule.get()), operands_of(q), q.scalar_type());
     const char* what = drops ? "attention with dropout, backward" : "fused attention backward";
     take_path(path_of_tiles(what, q, seen.has_ranges()), dq);
     return {dq, dk, dv, {}, {}};
@@ -184,7 +188,7 @@ void AttentionBlock::merge(const AttentionBlock& other) const {
 AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen) {
   auto [out, log_sum_exp] = q.scalar_type() == at::kDouble
                                 ? fp64_attention(q, k, v, seen)
-                                : tiled_attention(q, k, v, seen, nullptr, multiplies_bf16(q), block_type(q));
+                                : tiled_attention(q, k, v, seen, nullptr, operands_of(q), block_type(q));
   take_path(block_path("ring attention", seen), out);
   return {out, log_sum_exp};
 }
@@ -192,10 +196,9 @@ AttentionBlock attend_to_block(const at::Tensor& q, const at::Tensor& k, const a
 BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const AttentionBlock& all, const VisibleKeys& seen) {
   const TiledAttention of_all{all.out, all.log_sum_exp};
-  auto [dq, dk, dv] =
-      q.scalar_type() == at::kDouble
-          ? fp64_attention_backward(gradient, q, k, v, of_all, seen)
-          : tiled_attention_backward(gradient, q, k, v, of_all, seen, nullptr, multiplies_bf16(q), block_type(q));
+  auto [dq, dk, dv] = q.scalar_type() == at::kDouble ? fp64_attention_backward(gradient, q, k, v, of_all, seen)
+                                                     : tiled_attention_backward(gradient, q, k, v, of_all, seen,
+                                                                                nullptr, operands_of(q), block_type(q));
   take_path(block_path("ring attention backward", seen), dq);
   return {dq, dk, dv};
 }

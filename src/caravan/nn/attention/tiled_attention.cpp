@@ -25,7 +25,7 @@ using tiles::Sizes;
 
 /// Calls f with the types of tile_work.h.
 template <class F>
-void with_types(at::ScalarType tensors, bool in_bf16, at::ScalarType results, F f) {
+void with_types(at::ScalarType tensors, TileOperands operands, at::ScalarType results, F f) {
   const auto with_results = [&](auto type, auto of_tensors, auto operand) {
     if (results == at::kFloat) return f(type, of_tensors, operand, float{});
     return f(type, of_tensors, operand, type);
@@ -34,10 +34,15 @@ void with_types(at::ScalarType tensors, bool in_bf16, at::ScalarType results, F 
     case at::kFloat: return f(float{}, float{}, float{}, float{});
     case at::kHalf: return with_results(kernels::Fp16{}, float{}, float{});
     case at::kBFloat16:
-      if (in_bf16) return with_results(Bf16{}, Bf16{}, Bf16{});
-      return has_bf16_tiles() ? with_results(Bf16{}, Bf16{}, float{}) : with_results(Bf16{}, float{}, float{});
-    default: refuse_dtype("attention", tensors);
+      switch (operands) {
+        case TileOperands::fp32: return with_results(Bf16{}, float{}, float{});
+        case TileOperands::exact_bf16: return with_results(Bf16{}, Bf16{}, float{});
+        case TileOperands::rounded_bf16: return with_results(Bf16{}, Bf16{}, Bf16{});
+      }
+      break;
+    default: break;
   }
+  refuse_dtype("attention", tensors);
 }
 
 /// Rows of a head are contiguous.
@@ -72,15 +77,11 @@ template <class Work, class T, class Run, class Finish>
 void for_each_head(const Operands& x, const AttentionDropout* dropout, const Run& run, const Finish& finish) {
   const Sizes& size = x.size;
   const int64_t bytes = Work(size, dropout, nullptr).bytes();
-  const auto options = x.q.options().dtype(at::kByte);
-  if (x.q.is_meta()) {
-    at::empty({num_chunks(size.batch * size.kv_heads), bytes}, options);
-    return;
-  }
+  const ThreadScratch scratch(size.batch * size.kv_heads, bytes, x.q.options().dtype(at::kByte));
+  if (x.q.is_meta()) return;
   at::parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
-    const at::Tensor memory = at::empty({bytes}, options);
-    Work work(size, dropout, memory.data_ptr());
+    Work work(size, dropout, scratch.own<std::byte>());
     const int64_t group = size.heads / size.kv_heads;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / size.kv_heads, kv_head = i % size.kv_heads;
@@ -111,14 +112,14 @@ void count_attention(const char* what, const Sizes& size, const at::Tensor& q, c
 }  // namespace
 
 TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
-                               const AttentionDropout* dropout, bool in_bf16, at::ScalarType out_type) {
+                               const AttentionDropout* dropout, TileOperands operands, at::ScalarType out_type) {
   const Operands x(q, k, v);
   const Sizes& size = x.size;
   TiledAttention result{at::empty(q.sizes(), q.options().dtype(out_type)),
                         at::empty({size.batch, size.heads, size.queries}, q.options().dtype(at::kFloat))};
   count_attention("attention", size, q, k, 2, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
-  with_types(q.scalar_type(), in_bf16, out_type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
+  with_types(q.scalar_type(), operands, out_type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
     using Work = Forward<T, S, E, Out>;
     const auto run = [&](Work& work, int64_t row, int64_t head) {
       work.run(Rows<T>(x.q, row, head), seen, row, head, Rows<Out>(result.out, row, head),
@@ -131,7 +132,8 @@ TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const a
 
 AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, const TiledAttention& all, const VisibleKeys& seen,
-                                            const AttentionDropout* dropout, bool in_bf16, at::ScalarType type) {
+                                            const AttentionDropout* dropout, TileOperands operands,
+                                            at::ScalarType type) {
   const Operands x(q, k, v);
   const Sizes& size = x.size;
   const at::Tensor dy = with_rows(dy_in.to(q.scalar_type())), out = with_rows(all.out.to(q.scalar_type()));
@@ -141,7 +143,7 @@ AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::T
                             at::empty(v.sizes(), options)};
   count_attention("attention backward", size, q, k, 5, seen.is_causal());
   const KernelLogScope uncounted(nullptr);
-  with_types(q.scalar_type(), in_bf16, type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
+  with_types(q.scalar_type(), operands, type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
     using Work = Backward<T, S, E, Out>;
     const auto run = [&](Work& work, int64_t row, int64_t head) {
       work.run(Rows<T>(x.q, row, head), Rows<T>(dy, row, head), Rows<T>(out, row, head),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -9,18 +10,24 @@
 
 namespace caravan {
 
+/// The operands of products for bf16 tensors. All but the first need tiles of bf16 (tile_product.h).
+enum class TileOperands : uint8_t {
+  fp32,         ///< widened
+  exact_bf16,   ///< bf16 where both are tensors as they came: scores, and gradients of weights. Nothing is rounded
+  rounded_bf16  ///< all bf16: weights and the gradients of scores are rounded
+};
+
 /// softmax(q k^T / sqrt(width)) v on the CPU, tile by tile and without the scores in memory (Dao, "FlashAttention-2",
 /// arXiv 2307.08691). Products of tiles are oneDNN's; tiles that no query sees are skipped. Layouts are those of the
 /// layers: q [batch, queries, heads, width], k and v [batch, keys, kv heads, width]; kv heads divide the heads.
-/// Arithmetic is in fp32; with `in_bf16`, operands of products are rounded to bf16, which needs such instructions.
-/// `dropout` (or null) drops weights; backward draws its numbers again. Not differentiable by autograd. Takes fp32,
-/// bf16 and fp16, and meta tensors.
+/// Sums and the softmax are in fp32. `dropout` (or null) drops weights; backward draws its numbers again. Not
+/// differentiable by autograd. Takes fp32, bf16 and fp16, and meta tensors.
 struct TiledAttention {
   at::Tensor out;          ///< [batch, queries, heads, width]; 0 for a query that sees no key
   at::Tensor log_sum_exp;  ///< fp32 [batch, heads, queries]; -infinity for a query that sees no key
 };
 TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
-                               const AttentionDropout* dropout, bool in_bf16, at::ScalarType out_type);
+                               const AttentionDropout* dropout, TileOperands operands, at::ScalarType out_type);
 
 /// The gradients of q, k and v, of `type`. `out` and `log_sum_exp` may be those of the attention to more keys than
 /// these, of which `k` and `v` are a part.
@@ -29,6 +36,7 @@ struct AttentionGradients {
 };
 AttentionGradients tiled_attention_backward(const at::Tensor& dy, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, const TiledAttention& all, const VisibleKeys& seen,
-                                            const AttentionDropout* dropout, bool in_bf16, at::ScalarType type);
+                                            const AttentionDropout* dropout, TileOperands operands,
+                                            at::ScalarType type);
 
 }  // namespace caravan

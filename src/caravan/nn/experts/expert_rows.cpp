@@ -82,10 +82,9 @@ struct ExpertLinear : Function<ExpertLinear> {
     at::Tensor y = at::empty({x.size(0), w.size(0) / static_cast<int64_t>(counts.size())}, x.options());
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       if (count == 0) return;
-      at::Tensor rows =
-          unrounded_product(x.narrow(0, first, count), part_of(w, e, counts.size()), ProductKind::forward);
-      if (b) rows = rows.add(part_of(*b, e, counts.size()));
-      y.narrow(0, first, count).copy_(rows);
+      const auto bias = b ? std::optional(part_of(*b, e, counts.size())) : std::nullopt;
+      y.narrow(0, first, count)
+          .copy_(product(x.narrow(0, first, count), part_of(w, e, counts.size()), ProductKind::forward, bias));
     });
     return y;
   }
@@ -111,7 +110,7 @@ struct ExpertLinear : Function<ExpertLinear> {
     for_each_expert(counts, [&](int64_t e, int64_t first, int64_t count) {
       if (count == 0) return;
       const at::Tensor part = part_of(w, e, counts.size());
-      dx.narrow(0, first, count).copy_(unrounded_product(dy.narrow(0, first, count), part.t(), ProductKind::dx));
+      dx.narrow(0, first, count).copy_(product(dy.narrow(0, first, count), part.t(), ProductKind::dx));
     });
     return dx;
   }

@@ -228,7 +228,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       const at::Tensor logits = product(rows, weight);
       loss += loss_of_rows(logits, targets, task);
       if (task.grad_hidden) {
-        hidden_gradient.narrow(0, first, count).copy_(unrounded_product(logits, weight.t(), ProductKind::dx));
+        hidden_gradient.narrow(0, first, count).copy_(product(logits, weight.t(), ProductKind::dx));
       }
       if (task.share != nullptr) task.share->add_product(logits.t(), rows.t());
     }

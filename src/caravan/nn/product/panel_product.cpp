@@ -21,32 +21,39 @@ namespace {
 using kernels::Bf16;
 
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
+constexpr int64_t kMostPanelBytes = 4 * kPanelBytes;  ///< of one panel: longer columns are multiplied in blocks
 
 int64_t num_panels(int64_t n) { return (n + kTileColumns - 1) / kTileColumns; }
 
-/// Of the products that a tile is added up from. With few registers the rows of a panel are read more often: from L1.
+/// Of the products that a tile is added up from. AVX2 has fewer registers and reads a panel more often: a shorter depth
+/// keeps its rows in L1. Of the processor, not of CARAVAN_SIMD, which oneDNN does not follow: it decides bits.
 int64_t depth_of_tiles() {
   constexpr int64_t kDepth = 512, kDepthOfAvx2 = 128;
-  return simd::isa() >= simd::Isa::avx512 ? kDepth : kDepthOfAvx2;
+  static const bool has_avx512 = simd::detected_isa() >= simd::Isa::avx512;
+  return has_avx512 ? kDepth : kDepthOfAvx2;
 }
 
-/// Panels of a thread: [k][kTileColumns] each.
-int64_t panels_at_once(int64_t k, int64_t panels, size_t element) {
-  const int64_t bytes = k * kTileColumns * static_cast<int64_t>(element);
-  return std::clamp<int64_t>(kPanelBytes / std::max<int64_t>(bytes, 1), 1, std::max<int64_t>(panels, 1));
-}
-
-/// Threads that have no panel of their own share one, by rows.
+/// How a product is divided over threads: by panels, and where these are few also by rows.
 struct Division {
-  int64_t panels, parts, rows_of_part;
+  Division(int64_t m, int64_t n, int64_t k, size_t element) : panels(num_panels(n)) {
+    constexpr int64_t kTasksPerThread = 3;
+    const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+    const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+    const bool is_even = threads == 1 || panels % threads == 0 || panels >= kTasksPerThread * threads;
+    const int64_t wanted = is_even ? 1 : std::min(tiles, (kTasksPerThread * threads + panels - 1) / panels);
+    rows = (tiles + wanted - 1) / wanted * kTileRows;
+    parts = (m + rows - 1) / rows;
+    const int64_t of_row = kTileColumns * static_cast<int64_t>(element);
+    depth = std::min(k, kMostPanelBytes / of_row);
+    at_once = parts > 1 ? 1 : std::clamp<int64_t>(kPanelBytes / (depth * of_row), 1, panels);
+  }
+  int64_t panels;
+  int64_t parts, rows;  ///< of the rows
+  int64_t depth;        ///< of panels that are packed
+  int64_t at_once;      ///< panels that a thread packs
+
+  int64_t tasks() const { return panels * parts; }
 };
-Division division(int64_t m, int64_t n) {
-  const int64_t panels = num_panels(n), threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const int64_t tiles = (m + kTileRows - 1) / kTileRows;
-  const int64_t wanted = std::clamp<int64_t>(threads / std::max<int64_t>(panels, 1), 1, std::max<int64_t>(tiles, 1));
-  const int64_t rows = (tiles + wanted - 1) / wanted * kTileRows;
-  return {panels, (m + rows - 1) / rows, rows};
-}
 
 /// The rows of the next tile. oneDNN keeps a kernel for each number of rows that it was ever called with, and experts
 /// have other numbers of tokens in each step: powers of two are few.
@@ -54,65 +61,110 @@ int64_t next_rows(int64_t left) {
   return std::min(kTileRows, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
 }
 
+/// panel [depth][kTileColumns] = columns [first, first + columns) of b^T, from row `from_k` on.
 template <class E>
-void pack_panel(const at::Tensor& b, int64_t first, int64_t columns, E* panel) {
-  const int64_t k = b.size(1);
+void pack_panel(const at::Tensor& b, int64_t first, int64_t columns, int64_t from_k, int64_t depth, E* panel) {
   const bool has_rows = b.stride(1) == 1;
   const int64_t stride = has_rows ? b.stride(0) : b.stride(1);
-  const E* from = data_of<E>(b) + (has_rows ? first * stride : first);
+  const E* from = data_of<E>(b) + (has_rows ? first * stride + from_k : from_k * stride + first);
   if constexpr (std::is_same_v<E, float>) {
-    if (has_rows) return kernels::transpose(from, stride, columns, k, panel, kTileColumns);
-    kernels::pack_rows(from, stride, k, columns, panel, k, kTileColumns);
+    if (has_rows) return kernels::transpose(from, stride, columns, depth, panel, kTileColumns);
+    kernels::pack_rows(from, stride, depth, columns, panel, depth, kTileColumns);
   } else {
-    if (has_rows) return kernels::transpose_pairs(from, stride, columns, k, panel, kTileColumns);
-    kernels::pack_row_pairs(from, stride, k, columns, panel, k, kTileColumns);
+    if (has_rows) return kernels::transpose_pairs(from, stride, columns, depth, panel, kTileColumns);
+    kernels::pack_row_pairs(from, stride, depth, columns, panel, depth, kTileColumns);
   }
 }
 
+/// y of `Out` (+)= a b^T + bias. Where Out is not fp32, all of k is in a panel.
 template <class E, class Out>
-void multiply_rows(const at::Tensor& a, const E* panels, int64_t num, int64_t first_column, int64_t first_row,
-                   int64_t end_row, const float* bias, const at::Tensor& y) {
-  const int64_t n = y.size(1), k = a.size(1), depth = depth_of_tiles();
-  std::array<float, std::is_same_v<Out, float> ? 1 : kTileRows * kTileColumns> rounded_later;
-  for (int64_t row = first_row, rows = 0; row < end_row; row += rows) {
-    rows = next_rows(end_row - row);
-    const E* left = data_of<E>(a) + row * a.stride(0);
-    for (int64_t panel = 0; panel < num; ++panel) {
-      const int64_t column = first_column + panel * kTileColumns, columns = std::min(kTileColumns, n - column);
-      Out* to = data_of<Out>(y) + row * n + column;
-      float* tile = rounded_later.data();
-      int64_t stride = kTileColumns;
-      if constexpr (std::is_same_v<Out, float>) tile = to, stride = n;
-      for (int64_t i = 0; i < rows && bias != nullptr; ++i) std::copy_n(bias + column, columns, tile + i * stride);
-      for (int64_t first = 0; first < k; first += depth) {
-        multiply_tile(rows, columns, std::min(depth, k - first), left + first, a.stride(0),
-                      panels + panel * k * kTileColumns + first * kTileColumns, kTileColumns, tile, stride,
-                      first > 0 || bias != nullptr);
-      }
-      if constexpr (!std::is_same_v<Out, float>) kernels::narrow_rows(tile, kTileColumns, rows, columns, to, n);
-    }
-  }
-}
+class PanelProduct {
+ public:
+  PanelProduct(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y,
+               const Division& division)
+      : b_(b),
+        left_(data_of<E>(a)),
+        stride_(a.size(0) == 1 ? a.size(1) : a.stride(0)),
+        y_(data_of<Out>(y)),
+        bias_(bias),
+        m_(y.size(0)),
+        n_(y.size(1)),
+        k_(a.size(1)),
+        division_(division) {}
 
-template <class E, class Out>
-void multiply(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y) {
-  const int64_t m = y.size(0), n = y.size(1), k = a.size(1);
-  const auto [num, parts, rows_of_part] = division(m, n);
-  const int64_t at_once = parts > 1 ? 1 : panels_at_once(k, num, sizeof(E));
-  at::parallel_for(0, num * parts, 1, [&, parts = parts, rows_of_part = rows_of_part](int64_t begin, int64_t end) {
-    const TileScope scope;
-    const at::Tensor memory = at::empty({at_once, k, kTileColumns}, a.options());
-    E* panels = data_of<E>(memory);
+  /// Tasks are numbered by panel, then by part of the rows.
+  void run(int64_t begin, int64_t end, E* panels) const {
+    int64_t packed = -1;
     for (int64_t task = begin, count = 0; task < end; task += count) {
-      count = std::min(at_once, end - task);
-      const int64_t column = task / parts * kTileColumns, row = task % parts * rows_of_part;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t first = column + i * kTileColumns;
-        pack_panel(b, first, std::min(kTileColumns, n - first), panels + i * k * kTileColumns);
+      count = std::min(division_.at_once, end - task);
+      const int64_t panel = task / division_.parts, row = task % division_.parts * division_.rows;
+      for (int64_t k = 0; k < k_; k += division_.depth) {
+        const int64_t depth = std::min(division_.depth, k_ - k);
+        const bool is_packed = packed == panel && depth == k_;
+        for (int64_t i = 0; i < count && !is_packed; ++i) {
+          const int64_t first = (panel + i) * kTileColumns;
+          pack_panel(b_, first, std::min(kTileColumns, n_ - first), k, depth, panels + i * depth * kTileColumns);
+        }
+        multiply_rows(panels, panel, count, row, k, depth);
       }
-      multiply_rows<E, Out>(a, panels, count, column, row, std::min(row + rows_of_part, m), bias, y);
+      packed = panel;
     }
+  }
+
+ private:
+  void multiply_rows(const E* panels, int64_t first_panel, int64_t num, int64_t first_row, int64_t k,
+                     int64_t depth) const {
+    constexpr bool kIsDirect = std::is_same_v<Out, float>;
+    const int64_t end = std::min(first_row + division_.rows, m_), of_tile = depth_of_tiles();
+    std::array<float, kIsDirect ? 1 : kTileRows * kTileColumns> rounded_later;
+    for (int64_t row = first_row, rows = 0; row < end; row += rows) {
+      rows = next_rows(end - row);
+      for (int64_t panel = 0; panel < num; ++panel) {
+        const int64_t column = (first_panel + panel) * kTileColumns, columns = std::min(kTileColumns, n_ - column);
+        Out* to = y_ + row * n_ + column;
+        float* tile = rounded_later.data();
+        int64_t stride = kTileColumns;
+        if constexpr (kIsDirect) tile = to, stride = n_;
+        const bool starts = k == 0;
+        for (int64_t i = 0; i < rows && starts && bias_ != nullptr; ++i) {
+          std::copy_n(bias_ + column, columns, tile + i * stride);
+        }
+        for (int64_t first = 0; first < depth; first += of_tile) {
+          multiply_tile(rows, columns, std::min(of_tile, depth - first), left_ + row * stride_ + k + first, stride_,
+                        panels + (panel * depth + first) * kTileColumns, kTileColumns, tile, stride,
+                        !starts || first > 0 || bias_ != nullptr);
+        }
+        if constexpr (!kIsDirect) kernels::narrow_rows(tile, kTileColumns, rows, columns, to, n_);
+      }
+    }
+  }
+
+  const at::Tensor& b_;
+  const E* left_;
+  int64_t stride_;
+  Out* y_;
+  const float* bias_;
+  int64_t m_, n_, k_;
+  const Division& division_;
+};
+
+template <class E, class Out>
+void multiply(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y,
+              const Division& division, const ThreadScratch& scratch) {
+  const PanelProduct<E, Out> product(a, b, bias, y, division);
+  at::parallel_for(0, division.tasks(), 1, [&](int64_t begin, int64_t end) {
+    const TileScope scope;
+    product.run(begin, end, scratch.own<E>());
   });
+}
+
+/// As torch copies a matrix: on the CPU transposed ones go through a square of 60 columns.
+at::Tensor contiguous(const at::Tensor& x) {
+  constexpr int64_t kSquare = 60;
+  const KernelLogScope uncounted(nullptr);  // a part of the product
+  const at::Tensor copy = x.contiguous();
+  if (x.is_meta() && x.numel() >= kSquare * kSquare) at::empty({kSquare, kSquare}, x.options());
+  return copy;
 }
 
 /// Pairs are read at even distances.
@@ -131,24 +183,22 @@ bool is_panel_product(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor panel_product(const at::Tensor& a_in, const at::Tensor& b_in, const std::optional<at::Tensor>& bias_in,
                          at::ScalarType type) {
-  const at::Tensor a = has_rows(a_in) ? a_in : a_in.contiguous(), b = is_packable(b_in) ? b_in : b_in.contiguous();
-  const at::Tensor bias = bias_in.has_value() ? bias_in->to(at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor a = has_rows(a_in) ? a_in : contiguous(a_in), b = is_packable(b_in) ? b_in : contiguous(b_in);
   const int64_t m = a.size(0), n = b.size(0), k = a.size(1);
+  const Division division(m, n, k, a.element_size());
+  if (division.depth < k && type != at::kFloat) return panel_product(a, b, bias_in, at::kFloat).to(type);
+  const at::Tensor bias = bias_in.has_value() ? bias_in->to(at::kFloat).contiguous() : at::Tensor();
   const at::Tensor y = at::empty({m, n}, a.options().dtype(type));
   count_product(bias.defined() ? "addmm" : "mm", a.scalar_type(), m, n, k);
-  if (y.is_meta()) {
-    const KernelLogScope uncounted(nullptr);
-    const auto [num, parts, rows] = division(m, n);
-    const int64_t at_once = parts > 1 ? 1 : panels_at_once(k, num, a.element_size());
-    at::empty({num_chunks(num * parts), at_once, k, kTileColumns}, a.options());
-    return y;
-  }
+  const KernelLogScope uncounted(nullptr);
+  const ThreadScratch scratch(division.tasks(), division.at_once * division.depth * kTileColumns, a.options());
+  if (y.is_meta()) return y;
   const float* added = bias.defined() ? data_of<float>(bias) : nullptr;
   with_dtype("product", type, [&](auto out) {
     using Out = decltype(out);
     if constexpr (!std::is_same_v<Out, double>) {
-      if (a.scalar_type() == at::kFloat) return multiply<float, Out>(a, b, added, y);
-      return multiply<Bf16, Out>(a, b, added, y);
+      if (a.scalar_type() == at::kFloat) return multiply<float, Out>(a, b, added, y, division, scratch);
+      return multiply<Bf16, Out>(a, b, added, y, division, scratch);
     }
   });
   return y;

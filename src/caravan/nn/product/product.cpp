@@ -87,7 +87,7 @@ const Choices::Entry& in_use() {
 enum class Way : uint8_t {
   torch,    ///< as at::linear under autograd
   fp32,     ///< by the chosen library, after 16 bits are widened
-  in_bf16,  ///< bf16 by oneDNN's tiles
+  in_bf16,  ///< bf16 by oneDNN's tiles, or by torch if another library is chosen
 };
 
 Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
@@ -102,9 +102,10 @@ Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   return has_bf16_tiles() ? Way::in_bf16 : Way::torch;
 }
 
-/// Whether tiles of oneDNN are what multiplies.
+/// Whether tiles of oneDNN are what multiplies. Gradients of weights are then not rounded to bf16.
 bool uses_tiles(Way way, ProductKind kind) {
-  return way == Way::in_bf16 || (way == Way::fp32 && in_use().second.library(kind) == ProductLibrary::onednn);
+  const bool is_chosen = in_use().second.library(kind) == ProductLibrary::onednn;
+  return way != Way::torch && (is_chosen || (way == Way::in_bf16 && kind == ProductKind::dw));
 }
 
 at::Tensor widened(const at::Tensor& x) { return x.to(at::kFloat); }  // fp32 stays as it is
@@ -121,12 +122,16 @@ at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::opt
   return result;
 }
 
+/// Whether oneDNN's tiles of bf16, which read pairs, multiply a.
+bool is_paired(const at::Tensor& a) { return a.size(1) % 2 == 0; }
+
 /// "product dx by onednn", "product forward by torch of BFloat16".
 std::string path_of(Way way, const at::Tensor& a, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
-  const std::string_view library = uses_tiles(way, kind) ? name(ProductLibrary::onednn)
-                                   : way == Way::fp32    ? name(in_use().second.library(kind))
-                                                         : "torch";
+  const bool is_in_tiles = uses_tiles(way, kind) && (way == Way::fp32 || kind == ProductKind::dw || is_paired(a));
+  const std::string_view library = is_in_tiles        ? name(ProductLibrary::onednn)
+                                   : way == Way::fp32 ? name(in_use().second.library(kind))
+                                                      : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
@@ -201,7 +206,7 @@ void add_product_to(Way way, at::Tensor& sum, bool is_empty, const at::Tensor& a
   }
   const at::Tensor left = operand(way, a), right = operand(way, b);
   if (uses_tiles(way, kind) || left.scalar_type() != sum.scalar_type()) {
-    return add_to(sum, is_empty, multiply(way, left, right, std::nullopt, kind, unrounded_type(way, a)));
+    return add_to(sum, is_empty, multiply(way, a, b, std::nullopt, kind, unrounded_type(way, a)));
   }
   if (is_empty) {
     at::mm_out(sum, left, right.t());
@@ -277,14 +282,8 @@ struct LinearFunction : Function<LinearFunction> {
 
 }  // namespace
 
-at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
-                             const std::optional<at::Tensor>& bias) {
-  const Way way = way_of(a, b, a.size(0));
-  return multiply(way, a, b, bias, kind, unrounded_type(way, a));
-}
-
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  return multiply(way_of(a, b, a.size(0)), a, b, std::nullopt, kind, a.scalar_type());
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind, const std::optional<at::Tensor>& bias) {
+  return multiply(way_of(a, b, a.size(0)), a, b, bias, kind, a.scalar_type());
 }
 
 void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b, ProductKind kind,
@@ -306,7 +305,7 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
 
 std::vector<ProductLibrary> available_product_libraries() {
   std::vector<ProductLibrary> libraries;
-  if (at::hasMKLDNN()) libraries.push_back(ProductLibrary::onednn);
+  if (has_fp32_tiles()) libraries.push_back(ProductLibrary::onednn);
   libraries.push_back(at::hasMKL() ? ProductLibrary::mkl : ProductLibrary::blas);
   return libraries;
 }

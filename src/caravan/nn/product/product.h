@@ -10,15 +10,11 @@
 
 namespace caravan {
 
-/// a b^T: [m, k] and [n, k] -> [m, n], any strides. Not differentiable: for use inside autograd functions. On the CPU
-/// fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; everything else, and fewer than 16 rows, as
-/// torch does it. The result is rounded once.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward);
-
-/// As `product`, but the result is fp32 where torch did not multiply operands of 16 bits: for sums of several products.
-/// Plus `bias` [n].
-at::Tensor unrounded_product(const at::Tensor& a, const at::Tensor& b, ProductKind kind,
-                             const std::optional<at::Tensor>& bias = std::nullopt);
+/// a b^T + bias: [m, k] and [n, k] -> [m, n], any strides; bias [n]. Not differentiable: for use inside autograd
+/// functions. On the CPU fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; everything else, and
+/// fewer than 16 rows, as torch does it. The result is rounded once.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward,
+                   const std::optional<at::Tensor>& bias = std::nullopt);
 
 /// sum = a b^T, or sum += a b^T unless it is empty: in place where the chosen library can. `sum` [m, n] is contiguous,
 /// fp32 (fp64 for fp64 operands). Computed as for `tokens` rows; none: for those of a.

@@ -103,9 +103,10 @@ ProductChoice parse_product_choice(std::string_view text, const ProductChoice& b
 //   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79
 //   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132
 //
-// Attention in bf16 products takes 0.6 (heads of 128, 1,024 positions) to 0.75 (32, 128) of the time in fp32 products
-// on Zen 4, 3 % of a step of small. It is left to those who ask for it: its weights and their gradients are rounded,
-// and a layout that splits heads is then further from one process than prove() allows for bf16 (4.6e-2, width 16).
+// Figures of oneDNN in the rows with AVX2 and of Intel's are those of its dense products: its tiles of AVX2, forced on
+// Zen 4, reach 66 to 93.
+// attention=native is left to those who ask for it: the weights and the gradients of scores are rounded, and a layout
+// that splits heads is then further from one process than prove() allows for bf16 (4.6e-2, width 16).
 // Only x86 has it; with AMX fp32 is too slow.
 // MKL takes AVX-512 on Intel's processors only. Intel's AVX512_BF16 without AMX multiplies at half the rate of fp32's
 // FMA. AMX is far faster than fp32 in both, and is left to torch.

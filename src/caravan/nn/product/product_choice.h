@@ -15,8 +15,8 @@ enum class ProductLibrary : uint8_t { onednn, mkl, blas };
 
 /// The arithmetic of an operation on bf16 tensors.
 enum class Bf16Arithmetic : uint8_t {
-  native,  ///< in tiles of oneDNN; by torch where it has none, which then emulates bf16
-  fp32,    ///< widen the operands to fp32, compute in fp32, round the result once
+  native,  ///< of bf16: in tiles if `onednn` is chosen, else by torch, which may emulate it
+  fp32,    ///< in fp32: operands are widened, the result is rounded once. Of attention, see TileOperands
 };
 
 /// The products of a linear layer, y = x w^T.
@@ -26,7 +26,7 @@ enum class ProductKind : uint8_t {
   dw,       ///< dw = dy^T x
 };
 
-/// Products of fewer rows are torch's own: packing the weight, or widening it, costs more than it wins.
+/// Products of fewer rows are torch's own: packing the weight, or widening it, costs more than it saves.
 inline constexpr int64_t kFewRows = 16;
 
 /// Which library and arithmetic compute what. The choice affects speed and the last bits of results, so all ranks of a

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/system/processor.h"
@@ -83,7 +84,11 @@ std::vector<Task> products_of(ProductKind kind, at::ScalarType type) {
     const at::Tensor a = kind == ProductKind::forward ? x : kind == ProductKind::dx ? dy : dy.t();
     const at::Tensor b = kind == ProductKind::forward ? w : kind == ProductKind::dx ? w.t() : x.t();
     const auto gflop = 2e-9 * static_cast<double>(tokens * in * out);
-    tasks.push_back({gflop, [=] { product(a, b, kind); }});
+    if (kind == ProductKind::dw) {
+      tasks.push_back({gflop, [=, sum = at::zeros({out, in})]() mutable { add_product(sum, false, a, b, kind); }});
+    } else {
+      tasks.push_back({gflop, [=] { product(a, b, kind); }});
+    }
   }
   return tasks;
 }

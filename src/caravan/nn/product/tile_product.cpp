@@ -5,10 +5,12 @@
 #include <bit>
 #include <exception>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/numeric/simd.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -45,7 +47,9 @@ struct RightOperand {
   const E* at(int64_t k, int64_t n) const { return rows + k * stride + (sizeof(E) == 2 ? 2 : 1) * n; }
 };
 
-RightOperand<float> right_operand(const at::Tensor& b, float) { return {data_of<float>(b), b.stride(0), {}}; }
+RightOperand<float> right_operand(const at::Tensor& b, float) {
+  return {data_of<float>(b), b.size(0) == 1 ? b.size(1) : b.stride(0), {}};
+}
 RightOperand<Bf16> right_operand(const at::Tensor& b, Bf16) {
   const int64_t rows = b.size(0), columns = b.size(1);
   const at::Tensor memory = at::empty({(rows + 1) / 2 * 2, columns}, b.options());
@@ -63,10 +67,10 @@ template <class E>
 void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int64_t c_stride, bool adds) {
   const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
   const RightOperand<E> right = right_operand(b, E{});
+  const ThreadScratch scratch(num_tiles(m), kTileRows * kPitch<E>, a.options());
   at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
-    const at::Tensor memory = at::empty({kTileRows * kPitch<E>}, a.options());
-    E* left = data_of<E>(memory);
+    E* left = scratch.own<E>();
     for (int64_t first = 0, depth = 0; first < k; first += depth) {
       depth = next_depth<E>(k - first);
       const int64_t padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
@@ -126,15 +130,16 @@ TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
 
 bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
-int64_t num_chunks(int64_t count) {
+ThreadScratch::ThreadScratch(int64_t count, int64_t elements, const at::TensorOptions& options) {
   const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), count);
-  if (threads <= 1) return std::min<int64_t>(count, 1);
-  const int64_t in_chunk = (count + threads - 1) / threads;
-  return (count + in_chunk - 1) / in_chunk;
+  const int64_t of_thread = threads <= 1 ? count : (count + threads - 1) / threads;
+  memory_ = at::empty({of_thread == 0 ? 0 : (count + of_thread - 1) / of_thread, elements}, options);
 }
 
+bool has_fp32_tiles() { return at::globalContext().userEnabledMkldnn() && simd::detected_isa() >= simd::Isa::avx2; }
+
 bool has_bf16_tiles() {
-  static const bool has_them = [] {
+  static const bool can = [] {
     constexpr int64_t kSide = 16;
     const std::array<Bf16, kSide * kSide> operand{};
     std::array<float, kSide * kSide> result;
@@ -146,7 +151,7 @@ bool has_bf16_tiles() {
       return false;
     }
   }();
-  return has_them;
+  return can && has_fp32_tiles();
 }
 
 bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
@@ -164,7 +169,7 @@ void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a
     const bool is_half = a.scalar_type() == at::kBFloat16;
     const at::Tensor paired = at::empty({is_half ? (k + 1) / 2 * 2 : 0, turned ? m : n}, a.options());
     const int64_t pitch = is_half ? kPitch<Bf16> : kPitch<float>;
-    at::empty({num_chunks(num_tiles(turned ? n : m)), kTileRows * pitch}, a.options());
+    const ThreadScratch scratch(num_tiles(turned ? n : m), kTileRows * pitch, a.options());
     return;
   }
   if (a.scalar_type() == at::kFloat) {

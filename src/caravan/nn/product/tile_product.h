@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include "caravan/nn/product/kernels.h"
@@ -12,6 +13,9 @@ inline constexpr int64_t kTileRows = 64, kTileColumns = 64;  ///< of a tile of a
 
 /// Whether products of tiles read x where it is: elements of a row are adjacent, and rows do not overlap.
 bool has_rows(const at::Tensor& x);
+/// Whether oneDNN multiplies tiles of fp32, or of bf16, here. Where it does not, torch's BLAS multiplies those of fp32.
+bool has_fp32_tiles();
+bool has_bf16_tiles();
 
 /// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
 /// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride`
@@ -28,11 +32,21 @@ class TileScope {
   TileScope(const TileScope&) = delete;
   TileScope& operator=(const TileScope&) = delete;
 };
-/// Whether oneDNN multiplies tiles of bf16 here.
-bool has_bf16_tiles();
 
-/// The pieces in which at::parallel_for divides `count` tasks, each on its own thread.
-int64_t num_chunks(int64_t count);
+/// Memory of the threads among which at::parallel_for divides `count` tasks: `elements` for each. Allocated by the
+/// caller, so that it is counted as the caller's, on meta tensors too.
+class ThreadScratch {
+ public:
+  ThreadScratch(int64_t count, int64_t elements, const at::TensorOptions& options);
+  /// That of the calling thread, inside at::parallel_for.
+  template <class T>
+  T* own() const {
+    return static_cast<T*>(memory_.data_ptr()) + at::get_thread_num() * memory_.size(1);
+  }
+
+ private:
+  at::Tensor memory_;
+};
 
 /// Whether add_tiled_product takes them: fp32, or bf16 with such tiles, not on an accelerator, rows contiguous, sum
 /// contiguous and fp32.

@@ -15,9 +15,8 @@
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/pack.h"
 
-/// What forward and backward of tiled attention share. Types: T of the tensors; S of the operands of products that have
-/// no others than tensors (scores, and the gradients of weights), E of all others; Out of the results. bf16 tensors are
-/// not rounded as S.
+/// What forward and backward of tiled attention share. Types: T of the tensors; S of the operands of products of two
+/// tensors (scores, and the gradients of weights); E of all other operands; Out of the results.
 namespace caravan::tiles {
 
 using kernels::Bf16;
