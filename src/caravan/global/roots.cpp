@@ -18,12 +18,13 @@ using torch::jit::Stack;
 constexpr double kMaximum = PendingRoot::kMaximum;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// The power of the norm of all elements that the op takes; 0 if it is no such op.
+/// The power of the norm of all elements that the op takes, if it is above 0; 0 if it is no such op.
 double power_of(const std::string& name, const Stack& stack, size_t base) {
   if (name == "aten::max") return kMaximum;
-  if (name == "aten::norm.Scalar") return stack[base + 1].toScalar().toDouble();
-  if (name != "aten::linalg_vector_norm" || !stack[base + 2].isNone() || stack[base + 3].toBool()) return 0;
-  return stack[base + 1].toScalar().toDouble();
+  const bool is_norm = name == "aten::linalg_vector_norm" && stack[base + 2].isNone() && !stack[base + 3].toBool();
+  if (name != "aten::norm.Scalar" && !is_norm) return 0;
+  const double order = stack[base + 1].toScalar().toDouble();
+  return order > 0 ? order : 0;
 }
 
 /// The axes that shard `meta`, as bits; nothing if it is partial on another.
@@ -45,7 +46,7 @@ at::Tensor wrapped(const at::Tensor& piece, const std::shared_ptr<GlobalState>& 
 }
 
 bool reduce_pieces(const c10::OperatorHandle& op, double power, Stack& stack, size_t base) {
-  if (!(power > 0) && power != kMaximum) return false;
+  if (power == 0) return false;
   const at::Tensor self = stack[base].toTensor();
   const PieceMeta* meta = meta_of(self);
   if (meta == nullptr || !self.is_floating_point() || self.numel() == 0) return false;
