@@ -104,8 +104,27 @@ TEST(PanelProductThreads, changeNothing) {
   at::set_num_threads(before);
 }
 
-/// at::parallel_for is a plain loop in a library that is compiled without OpenMP. Of the loops of this library, the one
-/// that draws bf16 weights calls operators, so that it is seen where it runs.
+/// The number of another thread is not taken over, and scratch is for the threads that a loop gets.
+TEST(Threads, keepTheirOwnNumber) {
+  const int before = at::get_num_threads();
+  const at::Tensor a = normal({300, 64}, 1), b = normal({256, 64}, 2);
+  const at::Tensor expected = panel_product(a, b, std::nullopt, at::kFloat);
+  at::Tensor result;
+  int number = 0;
+  std::thread([&] {
+    at::set_num_threads(1);
+    ASSERT_EQ(at::get_num_threads(), 1);  // torch sets it itself when it is read first
+    std::thread([] { at::set_num_threads(8); }).join();
+    result = panel_product(a, b, std::nullopt, at::kFloat);
+    number = at::get_num_threads();
+  }).join();
+  at::set_num_threads(before);
+  EXPECT_TRUE(result.equal(expected));
+  EXPECT_EQ(number, 1);
+}
+
+/// Loops of torch's headers are plain ones in a library that is compiled without OpenMP. Of the loops of this library,
+/// the one that draws bf16 weights calls operators, so that it is seen where it runs.
 TEST(Threads, shareTheLoopsOfTheLibrary) {
   static std::mutex mutex;
   static std::set<std::thread::id> seen;

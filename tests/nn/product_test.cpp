@@ -143,6 +143,20 @@ TEST(ProductsEdges, othersAreAtensBitForBit) {
   }
 }
 
+/// The gradient of a weight is not rounded to bf16, however x lies.
+TEST(ProductsEdges, gradientsOfWeightsAreInFp32) {
+  if (!has_bf16_tiles()) return;
+  const WithProducts with("bf16=native");
+  constexpr int64_t kTokens = 65;
+  const at::Tensor dy = normal({kTokens, 8}, 1).to(at::kBFloat16), x = normal({kTokens, 24}, 2).to(at::kBFloat16);
+  const at::Tensor exact = at::mm(dy.to(at::kDouble).t(), x.to(at::kDouble));
+  for (const at::Tensor& lying : {x, x.t().contiguous().t()}) {
+    at::Tensor sum = at::zeros({8, 24});
+    add_product(sum, /*is_empty=*/true, dy.t(), lying.t(), ProductKind::dw, kTokens);
+    EXPECT_LT(distance(sum, exact), 1e-6);
+  }
+}
+
 TEST(ProductsEdges, noRowsOrColumnsAreEmpty) {
   Slots slots;
   Parameter& no_rows = slots.of(at::empty({0, 6}).requires_grad_(true));

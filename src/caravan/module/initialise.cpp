@@ -3,13 +3,13 @@
 #include <array>
 #include <span>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/runs.h"
 #include "caravan/redistribute/piece.h"
 
@@ -23,7 +23,7 @@ void fill_normal(at::Tensor& piece, const RandomStream& stream, const Parameter&
   const bool in_place = piece.scalar_type() == at::kFloat;
   auto flat = piece.view({-1});
   auto* data = in_place ? flat.data_ptr<float>() : nullptr;
-  at::parallel_for(0, piece.numel(), int64_t{1} << 16, [&](int64_t begin, int64_t end) {
+  parallel_for(0, piece.numel(), int64_t{1} << 16, [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad;
     std::array<float, kChunk> chunk;
     const auto draw = [&](uint64_t first, std::span<float> out) {

@@ -1,9 +1,9 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -25,7 +25,7 @@ void for_elements(const char* op, const Kernel& kernel, const at::Tensor& first,
   if (first.is_meta()) return;
   with_dtype(op, first.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    at::parallel_for(0, first.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, first.numel(), kGrain, [&](int64_t begin, int64_t end) {
       kernel(data_of<T>(first) + begin, data_of<T>(others) + begin..., end - begin);
     });
   });

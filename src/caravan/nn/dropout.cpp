@@ -4,13 +4,13 @@
 #include <array>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/runs.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -87,7 +87,7 @@ at::Tensor masked(const at::Tensor& input, const DropoutPlan& plan) {
   const std::vector<int64_t> size = x.sizes().vec();
   with_dtype("dropout", x.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    at::parallel_for(0, x.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+    parallel_for(0, x.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
       std::array<float, kChunk> mask;
       for_each_run_of(plan, size, begin, end, [&](int64_t global, int64_t local, int64_t length) {
         for (int64_t done = 0; done < length; done += kChunk) {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
@@ -16,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/path.h"
@@ -62,7 +62,7 @@ void add_rows(at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy, int6
     using T = decltype(tag);
     using C = kernels::Compute<T>;
     const int64_t num_ids = static_cast<int64_t>(by_id.begins.size()) - 1;
-    at::parallel_for(0, num_ids, 1 + (int64_t{1} << 14) / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
+    parallel_for(0, num_ids, 1 + (int64_t{1} << 14) / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
       std::vector<C> row(static_cast<size_t>(width));
       for (int64_t i = begin; i < end; ++i) {
         std::fill(row.begin(), row.end(), C{});
@@ -147,7 +147,7 @@ class EmbeddingTask final : public TileTask {
     const int64_t row_bytes = values.size(1) * static_cast<int64_t>(values.element_size());
     const auto* from = static_cast<const std::byte*>(values.const_data_ptr());
     auto* to = static_cast<std::byte*>(y_.data_ptr());
-    at::parallel_for(0, ids_.numel(), 1 + (int64_t{1} << 16) / (row_bytes + 1), [&](int64_t begin, int64_t end) {
+    parallel_for(0, ids_.numel(), 1 + (int64_t{1} << 16) / (row_bytes + 1), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t row = id[t] - first;
         if (row >= 0 && row < tile.count) std::memcpy(to + t * row_bytes, from + row * row_bytes, size_t(row_bytes));

@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/accumulate_grad.h"
@@ -47,7 +47,7 @@ struct WholeRows {
     with_dtype("norm", x.scalar_type(), [&](auto type) {
       using T = decltype(type);
       using C = kernels::Compute<T>;
-      at::parallel_for(0, rstd.numel(), kRowsPerPart, [&](int64_t begin, int64_t end) {
+      parallel_for(0, rstd.numel(), kRowsPerPart, [&](int64_t begin, int64_t end) {
         kernels::norm<T>({.x = at_row<T>(x, begin, width),
                           .branch = at_row<T>(branch, begin, width),
                           .weight = data_of<T>(weight),
@@ -79,7 +79,7 @@ struct WholeGradient {
     with_dtype("norm", v.scalar_type(), [&](auto type) {
       using T = decltype(type);
       using C = kernels::Compute<T>;
-      at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
         for (int64_t part = begin; part < end; ++part) {
           const int64_t row = part * kRowsPerPart;
           kernels::norm_backward<T>({.dy = at_row<T>(dy, row, width),

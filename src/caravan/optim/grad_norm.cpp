@@ -5,9 +5,9 @@
 #include <mutex>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/engine/flat/tier_sweep.h"
 #include "caravan/module/count_kernel.h"
@@ -34,7 +34,7 @@ void add_squares(ExactSum& sum, const at::Tensor& gradient) {
   const int64_t row = gradient.numel() / rows;
   constexpr int64_t kAtOnce = 256;  // rows
   std::mutex mutex;
-  at::parallel_for(0, rows, std::max<int64_t>(1, (int64_t{1} << 16) / row), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, std::max<int64_t>(1, (int64_t{1} << 16) / row), [&](int64_t begin, int64_t end) {
     ExactSum part;
     std::vector<double> squares(static_cast<size_t>(std::min(kAtOnce, end - begin)));
     for (int64_t first = begin; first < end; first += kAtOnce) {

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <type_traits>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
 #include "caravan/module/count_kernel.h"
@@ -224,8 +224,8 @@ void Optimizer::sweep_elements(const Part& part, const F& f) {
   const auto sweep = [&]<class T, class G>(T, G) {
     auto* values = static_cast<T*>(part.values.data_ptr());
     const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
-    at::parallel_for(0, part.values.numel(), int64_t{1} << 15,
-                     [&](int64_t begin, int64_t end) { f(values + begin, gradients + begin, begin, end - begin); });
+    parallel_for(0, part.values.numel(), int64_t{1} << 15,
+                 [&](int64_t begin, int64_t end) { f(values + begin, gradients + begin, begin, end - begin); });
   };
   if (part.values.scalar_type() == at::kDouble) {
     sweep(double{}, double{});

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/nn/product/product.h"
 
@@ -67,6 +68,7 @@ Numerics agree_on_numerics(Communicator& world, int64_t asked_threads, const std
   world.broadcast({&threads, 1, Dtype::int64}, 0, "threads per rank");
   if (threads > 0 && asked_threads == 0) at::set_num_threads(static_cast<int>(threads));
 
+  check_num_threads();
   const int64_t own = at::get_num_threads();
   std::vector<int64_t> all(static_cast<size_t>(world.size()));
   world.all_gather({&own, 1, Dtype::int64}, {all.data(), world.size(), Dtype::int64}, {}, "threads per rank");

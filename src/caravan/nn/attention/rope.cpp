@@ -4,7 +4,6 @@
 #include <cmath>
 #include <string>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -13,6 +12,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/ops.h"
@@ -36,7 +36,7 @@ at::Tensor rotated(const at::Tensor& input, const at::Tensor& cosine, const at::
   with_dtype("rope", x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using C = kernels::Compute<T>;
-    at::parallel_for(0, x.size(0) * x.size(1), 64, [&](int64_t begin, int64_t end) {
+    parallel_for(0, x.size(0) * x.size(1), 64, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         const int64_t angle = token % rows * half;
         const int64_t at = token * heads * 2 * half;

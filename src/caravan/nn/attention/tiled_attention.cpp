@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/text.h"
 #include "caravan/base/trace/kernel_log.h"
 #include "caravan/module/count_kernel.h"
@@ -79,7 +79,7 @@ void for_each_head(const Operands& x, const AttentionDropout* dropout, const Run
   const int64_t bytes = Work(size, dropout, nullptr).bytes();
   const ThreadScratch scratch(size.batch * size.kv_heads, bytes, x.q.options().dtype(at::kByte));
   if (x.q.is_meta()) return;
-  at::parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
     Work work(size, dropout, scratch.own<std::byte>());
     const int64_t group = size.heads / size.kv_heads;

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/nn/experts/dispatch.h"
 
@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 template <class Visit>
 void for_each_token(int64_t tokens, int64_t work, Visit visit) {
   const int64_t grain = 1 + (int64_t{1} << 14) / std::max<int64_t>(work, 1);
-  at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) visit(token);
   });
 }

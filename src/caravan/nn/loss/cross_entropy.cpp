@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -12,6 +11,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/text.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
@@ -100,7 +100,7 @@ class Chunk {
   void for_each_row(Visit visit) const {
     if (is_meta_) return;
     const int64_t grain = 1 + (int64_t{1} << 15) / std::max<int64_t>(columns_, 1);
-    at::parallel_for(0, statistics_.tokens, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, statistics_.tokens, grain, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) visit(t);
     });
   }

@@ -5,10 +5,10 @@
 #include <limits>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
@@ -113,7 +113,7 @@ class LossTask final : public TileTask {
     with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {
       using T = decltype(tag);
       const int64_t grain = 1 + (int64_t{1} << 15) / std::max<int64_t>(columns, 1);
-      at::parallel_for(0, logits.size(0), grain, [&](int64_t begin, int64_t end) {
+      parallel_for(0, logits.size(0), grain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           T* row = data_of<T>(logits) + i * columns;
           has_target(first + i) ? visit(row, first + i) : static_cast<void>(std::fill_n(row, columns, T{}));

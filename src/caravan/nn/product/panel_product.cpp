@@ -5,10 +5,10 @@
 #include <bit>
 #include <type_traits>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include "caravan/base/numeric/simd.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -36,6 +36,7 @@ int64_t depth_of_tiles() {
 /// How a product is divided over threads: by panels, and where these are few also by rows.
 struct Division {
   Division(int64_t m, int64_t n, int64_t k, size_t element) : panels(num_panels(n)) {
+    keep_num_threads();
     constexpr int64_t kTasksPerThread = 3;
     const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
     const int64_t tiles = (m + kTileRows - 1) / kTileRows;
@@ -152,7 +153,7 @@ template <class E, class Out>
 void multiply(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y,
               const Division& division, const ThreadScratch& scratch) {
   const PanelProduct<E, Out> product(a, b, bias, y, division);
-  at::parallel_for(0, division.tasks(), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, division.tasks(), 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
     product.run(begin, end, scratch.own<E>());
   });

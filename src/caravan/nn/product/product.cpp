@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
@@ -20,6 +19,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/base/system/cache_folder.h"
 #include "caravan/base/system/processor.h"
 #include "caravan/base/text.h"
@@ -185,8 +185,12 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
 /// a^T and b^T, if their product is computed in tiles and added where it is summed.
 std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(Way way, const at::Tensor& sum, const at::Tensor& a,
                                                                    const at::Tensor& b, ProductKind kind) {
-  if (!uses_tiles(way, kind) || a.stride(0) != 1 || b.stride(0) != 1) return std::nullopt;
-  const at::Tensor left = operand(way, a).t(), right = operand(way, b).t();
+  if (!uses_tiles(way, kind)) return std::nullopt;
+  const auto of_tiles = [&](const at::Tensor& x) {
+    const at::Tensor turned = operand(way, x).t();
+    return has_rows(turned) ? turned : turned.contiguous();
+  };
+  const at::Tensor left = of_tiles(a), right = of_tiles(b);
   if (!is_tiled_sum(sum, left, right)) return std::nullopt;
   return std::pair(left, right);
 }
@@ -223,7 +227,7 @@ void add_columns_on_cpu(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
   with_dtype("sum", dy.scalar_type(), [&](auto type) {
     using T = decltype(type);
     if constexpr (!std::is_same_v<T, double>) {
-      at::parallel_for(0, (dy.size(1) + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(0, (dy.size(1) + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kColumns;
         kernels::add_sum_of_rows(data_of<T>(dy) + first, dy.stride(0), dy.size(0),
                                  std::min(end * kColumns, dy.size(1)) - first, data_of<float>(sum) + first);

@@ -6,11 +6,13 @@
 #include <exception>
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
+#include "caravan/base/error.h"
 #include "caravan/base/numeric/simd.h"
+#include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/nn/experts/dispatch.h"
@@ -53,7 +55,7 @@ RightOperand<float> right_operand(const at::Tensor& b, float) {
 RightOperand<Bf16> right_operand(const at::Tensor& b, Bf16) {
   const int64_t rows = b.size(0), columns = b.size(1);
   const at::Tensor memory = at::empty({(rows + 1) / 2 * 2, columns}, b.options());
-  at::parallel_for(0, (rows + 1) / 2, 64, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (rows + 1) / 2, 64, [&](int64_t begin, int64_t end) {
     kernels::pack_row_pairs(data_of<Bf16>(b) + 2 * begin * b.stride(0), b.stride(0),
                             std::min(2 * end, rows) - 2 * begin, columns, data_of<Bf16>(memory) + 2 * begin * columns,
                             2 * (end - begin), columns);
@@ -68,7 +70,7 @@ void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int
   const int64_t m = a.size(1), n = b.size(1), k = a.size(0);
   const RightOperand<E> right = right_operand(b, E{});
   const ThreadScratch scratch(num_tiles(m), kTileRows * kPitch<E>, a.options());
-  at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
     E* left = scratch.own<E>();
     for (int64_t first = 0, depth = 0; first < k; first += depth) {
@@ -103,7 +105,7 @@ void add_product_of(const at::Tensor& sum, bool is_empty, const at::Tensor& a, c
   const at::Tensor turned = at::empty({n, m}, sum.options());
   const float* from = data_of<float>(turned);
   multiply_transposed<E>(b, a, data_of<float>(turned), m, false);
-  at::parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
     const int64_t row = begin * kTileRows, rows = std::min(end * kTileRows, m) - row;
     float* to = data_of<float>(sum) + row * n;
     if (is_empty) {
@@ -131,9 +133,17 @@ TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
 bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
 ThreadScratch::ThreadScratch(int64_t count, int64_t elements, const at::TensorOptions& options) {
+  keep_num_threads();
   const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), count);
   const int64_t of_thread = threads <= 1 ? count : (count + threads - 1) / threads;
   memory_ = at::empty({of_thread == 0 ? 0 : (count + of_thread - 1) / of_thread, elements}, options);
+}
+
+int64_t ThreadScratch::row_of_thread() const {
+  const int64_t thread = at::get_thread_num();
+  if (thread < memory_.size(0)) return thread;
+  throw InternalError(
+      {"threads", "", fmt::format("thread {} of a loop that was planned for {}", thread, memory_.size(0)), "", ""});
 }
 
 bool has_fp32_tiles() { return at::globalContext().userEnabledMkldnn() && simd::detected_isa() >= simd::Isa::avx2; }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include "caravan/nn/product/kernels.h"
@@ -33,18 +32,20 @@ class TileScope {
   TileScope& operator=(const TileScope&) = delete;
 };
 
-/// Memory of the threads among which at::parallel_for divides `count` tasks: `elements` for each. Allocated by the
+/// Memory of the threads among which parallel_for divides `count` tasks: `elements` for each. Allocated by the
 /// caller, so that it is counted as the caller's, on meta tensors too.
 class ThreadScratch {
  public:
   ThreadScratch(int64_t count, int64_t elements, const at::TensorOptions& options);
-  /// That of the calling thread, inside at::parallel_for.
+  /// That of the calling thread, inside parallel_for.
   template <class T>
   T* own() const {
-    return static_cast<T*>(memory_.data_ptr()) + at::get_thread_num() * memory_.size(1);
+    return static_cast<T*>(memory_.data_ptr()) + row_of_thread() * memory_.size(1);
   }
 
  private:
+  int64_t row_of_thread() const;
+
   at::Tensor memory_;
 };
 
