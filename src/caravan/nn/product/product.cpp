@@ -185,7 +185,8 @@ bool add_bf16_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const
 /// a^T and b^T, if their product is computed in tiles and added where it is summed.
 std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(Way way, const at::Tensor& sum, const at::Tensor& a,
                                                                    const at::Tensor& b, ProductKind kind) {
-  if (!uses_tiles(way, kind)) return std::nullopt;
+  const bool are_columns = a.stride(0) == 1 && b.stride(0) == 1;
+  if (!uses_tiles(way, kind) || (kind != ProductKind::dw && !are_columns)) return std::nullopt;
   const auto of_tiles = [&](const at::Tensor& x) {
     const at::Tensor turned = operand(way, x).t();
     return has_rows(turned) ? turned : turned.contiguous();
