@@ -5,7 +5,7 @@ target_compile_features(caravan_flags INTERFACE cxx_std_20)
 # No -march: the binary runs on any x86-64; hot loops dispatch at run time.
 # -ffp-contract=off: with a fused multiply-add in one clone of a loop but not in the other, results would depend on the
 # machine.
-# -fopenmp: else parallel_for, which is torch's in its headers, is a plain loop. That of clang needs another runtime.
+# -fopenmp: without it at::parallel_for, a template of torch's headers, is a plain loop. clang needs another runtime.
 set(loops -fopenmp)
 if(NOT LIBTORCH_HAS_OPENMP OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   message(WARNING "the library's own loops run on one thread: g++ and a libtorch with OpenMP divide them")

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/tiny.h"
@@ -57,6 +58,21 @@ inline void compare(const Op& ours, const Op& reference, const Tensors& inputs, 
     for (size_t i = 0; i < a.size(); ++i) {
       EXPECT_LT(distance(a[i].grad(), b[i].grad()), 2 * tolerance) << c10::toString(type) << " gradient " << i;
     }
+  }
+}
+
+/// `compute` gives the same bits on any number of threads.
+inline void expect_same_on_threads(const std::function<Tensors()>& compute) {
+  const int before = at::get_num_threads();
+  std::vector<Tensors> all;
+  for (const int threads : {1, 2, 3, 5}) {
+    at::set_num_threads(threads);
+    all.push_back(compute());
+  }
+  at::set_num_threads(before);
+  for (const Tensors& results : all) {
+    ASSERT_EQ(results.size(), all[0].size());
+    for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(results[i].equal(all[0][i])) << "tensor " << i;
   }
 }
 

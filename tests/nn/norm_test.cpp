@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -20,6 +19,7 @@
 namespace caravan::norm_test {
 namespace {
 
+using testing::expect_same_on_threads;
 using testing::kTolerances;
 using testing::normal;
 using testing::Slots;
@@ -208,21 +208,13 @@ TEST_P(NormsOfEither, leaveGradientsThatOthersHold) {
 }
 
 TEST_P(NormsOfEither, haveTheSameBitsForAnyNumberOfThreads) {
-  const int before = at::get_num_threads();
-  std::vector<Leaves> all;
-  Tensors results;
-  for (const int threads : {1, 3}) {
-    at::set_num_threads(threads);
+  expect_same_on_threads([] {
     Slots slots;
-    Leaves& of = all.emplace_back(700, 33, at::kFloat);
+    Leaves of(700, 33, at::kFloat);
     const NormedSum both = fused_norm(slots, of.x, of.branch, of, GetParam());
     torch::autograd::backward({both.sum, both.normed}, {at::ones_like(both.sum), normal({700, 2, 33}, 5)});
-    results.push_back(both.normed);
-  }
-  at::set_num_threads(before);
-  EXPECT_TRUE(results[0].equal(results[1]));
-  EXPECT_TRUE(all[0].x.grad().equal(all[1].x.grad()));
-  EXPECT_TRUE(all[0].weight.grad().equal(all[1].weight.grad()));
+    return Tensors{both.normed, of.x.grad(), of.weight.grad()};
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(, NormsOfEither, ::testing::Bool(),

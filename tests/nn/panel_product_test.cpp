@@ -16,12 +16,14 @@
 #include "caravan/module/initialise.h"
 #include "caravan/module/parameter.h"
 #include "caravan/nn/product/tile_product.h"
+#include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::panel_product_test {
 namespace {
 
 using testing::distance;
+using testing::expect_same_on_threads;
 using testing::normal;
 
 struct Shape {
@@ -87,21 +89,13 @@ TEST(PanelProductOperands, areRefused) {
 
 /// More threads than panels, and fewer; panels of all of k, and of blocks of it.
 TEST(PanelProductThreads, changeNothing) {
-  const int before = at::get_num_threads();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [m, n, k] : {Shape{300, 70, 600}, {70, 300, 600}, {300, 30, 600}, {20, 30, 600}, {90, 90, 8400}}) {
       const at::Tensor a = normal({m, k}, 1).to(type), b = normal({n, k}, 2).to(type);
       if (!is_panel_product(a, b)) continue;
-      std::vector<at::Tensor> results;
-      for (const int threads : {1, 2, 5}) {
-        at::set_num_threads(threads);
-        results.push_back(panel_product(a, b, std::nullopt, type));
-      }
-      EXPECT_TRUE(results[1].equal(results[0]));
-      EXPECT_TRUE(results[2].equal(results[0]));
+      expect_same_on_threads([&, type = type] { return Tensors{panel_product(a, b, std::nullopt, type)}; });
     }
   }
-  at::set_num_threads(before);
 }
 
 /// The number of another thread is not taken over, and scratch is for the threads that a loop gets.

@@ -7,16 +7,17 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
 #include "caravan/nn/product/tile_product.h"
+#include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::tiled_attention_test {
 namespace {
 
+using testing::expect_same_on_threads;
 using testing::normal;
 
 struct Sizes {
@@ -265,17 +266,7 @@ TEST(TiledAttentionRanges, maySayMoreKeysThanThereAre) {
 /// The same bits with any number of threads.
 TEST(TiledAttentionThreads, changeNothing) {
   const Operands x = operands({3, 90, 90, 4, 2, 24});
-  const int before = at::get_num_threads();
-  std::vector<Results> results;
-  for (const int threads : {1, 2, 5}) {
-    at::set_num_threads(threads);
-    results.push_back(tiled(x, VisibleKeys::causal()));
-  }
-  at::set_num_threads(before);
-  for (size_t i = 0; i < 5; ++i) {
-    EXPECT_TRUE(results[1].all()[i].equal(results[0].all()[i])) << kNames[i];
-    EXPECT_TRUE(results[2].all()[i].equal(results[0].all()[i])) << kNames[i];
-  }
+  expect_same_on_threads([&] { return tiled(x, VisibleKeys::causal()).all(); });
 }
 
 }  // namespace

@@ -12,20 +12,22 @@
 
 namespace caravan {
 
-void keep_num_threads() {
+int num_loop_threads() {
 #ifdef _OPENMP
   thread_local bool is_kept = false;
-  if (is_kept) return;
-  is_kept = true;
-  const int own = at::get_num_threads();
-  at::internal::lazy_init_num_threads();
-  if (omp_get_max_threads() != own) omp_set_num_threads(own);
+  if (!is_kept) {
+    is_kept = true;
+    const int own = at::get_num_threads();
+    at::internal::lazy_init_num_threads();
+    if (omp_get_max_threads() != own) omp_set_num_threads(own);
+  }
 #endif
+  return at::in_parallel_region() ? 1 : at::get_num_threads();
 }
 
 void check_num_threads() {
 #ifdef _OPENMP
-  const int wanted = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int wanted = num_loop_threads();
   std::atomic<int> parts = 0;
   parallel_for(0, wanted, 1, [&](int64_t, int64_t) { ++parts; });
   if (parts == wanted) return;

@@ -8,7 +8,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linspace.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
@@ -20,7 +19,7 @@
 #include "caravan/engine/engine.h"
 #include "caravan/models/model.h"
 #include "caravan/nn/attention/fused_attention.h"
-#include "caravan/nn/product/product.h"
+#include "caravan/nn/product/product_tune.h"
 
 namespace caravan {
 namespace {
@@ -56,14 +55,7 @@ std::vector<TimedProduct> time_products(Communicator& world, at::ScalarType type
                                         double share) {
   std::vector<TimedProduct> timed;
   const auto add = [&](const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-    at::Tensor sum = kind == ProductKind::dw ? at::zeros({a.size(0), b.size(0)}) : at::Tensor();
-    const double seconds = kernel_seconds(world, [&] {
-      if (sum.defined()) {
-        add_product(sum, /*is_empty=*/false, a, b, kind);
-      } else {
-        product(a, b, kind);
-      }
-    });
+    const double seconds = kernel_seconds(world, product_of_layer(a, b, kind));
     timed.push_back({a.size(0), b.size(0), a.size(1), seconds});
   };
   for (const auto& [tokens, in, out] : kLayerShapes) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <type_traits>
 
 #include <ATen/ops/empty.h>
@@ -23,8 +22,6 @@ using kernels::Bf16;
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
 constexpr int64_t kMostPanelBytes = 4 * kPanelBytes;  ///< of one panel: longer columns are multiplied in blocks
 
-int64_t num_panels(int64_t n) { return (n + kTileColumns - 1) / kTileColumns; }
-
 /// Of the products that a tile is added up from. AVX2 has fewer registers and reads a panel more often: a shorter depth
 /// keeps its rows in L1. Of the processor, not of CARAVAN_SIMD, which oneDNN does not follow: it decides bits.
 int64_t depth_of_tiles() {
@@ -35,11 +32,10 @@ int64_t depth_of_tiles() {
 
 /// How a product is divided over threads: by panels, and where these are few also by rows.
 struct Division {
-  Division(int64_t m, int64_t n, int64_t k, size_t element) : panels(num_panels(n)) {
-    keep_num_threads();
+  Division(int64_t m, int64_t n, int64_t k, size_t element) : panels(num_tiles(n)) {
     constexpr int64_t kTasksPerThread = 3;
-    const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    const int64_t tiles = (m + kTileRows - 1) / kTileRows;
+    const int64_t threads = num_loop_threads();
+    const int64_t tiles = num_tiles(m);
     const bool is_even = threads == 1 || panels % threads == 0 || panels >= kTasksPerThread * threads;
     const int64_t wanted = is_even ? 1 : std::min(tiles, (kTasksPerThread * threads + panels - 1) / panels);
     rows = (tiles + wanted - 1) / wanted * kTileRows;
@@ -55,12 +51,6 @@ struct Division {
 
   int64_t tasks() const { return panels * parts; }
 };
-
-/// The rows of the next tile. oneDNN keeps a kernel for each number of rows that it was ever called with, and experts
-/// have other numbers of tokens in each step: powers of two are few.
-int64_t next_rows(int64_t left) {
-  return std::min(kTileRows, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
-}
 
 /// panel [depth][kTileColumns] = columns [first, first + columns) of b^T, from row `from_k` on.
 template <class E>
@@ -119,7 +109,7 @@ class PanelProduct {
     const int64_t end = std::min(first_row + division_.rows, m_), of_tile = depth_of_tiles();
     std::array<float, kIsDirect ? 1 : kTileRows * kTileColumns> rounded_later;
     for (int64_t row = first_row, rows = 0; row < end; row += rows) {
-      rows = next_rows(end - row);
+      rows = next_piece(end - row, kTileRows);
       for (int64_t panel = 0; panel < num; ++panel) {
         const int64_t column = (first_panel + panel) * kTileColumns, columns = std::min(kTileColumns, n_ - column);
         Out* to = y_ + row * n_ + column;

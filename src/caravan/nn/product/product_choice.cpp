@@ -103,8 +103,8 @@ ProductChoice parse_product_choice(std::string_view text, const ProductChoice& b
 //   intel avx2 (forced)     70-81 / 56-84 / 51-76        71-84           -              64-79
 //   intel avx512_bf16       121-152 / 120-162 / 84-140   119-162         82             106-132
 //
-// Figures of oneDNN in the rows with AVX2 and of Intel's are those of its dense products: its tiles of AVX2, forced on
-// Zen 4, reach 66 to 93.
+// oneDNN's figures in the rows of AVX2 and Intel are those of its dense products. Its AVX2 tiles, forced on Zen 4,
+// reach 66 to 93.
 // attention=native is left to those who ask for it: the weights and the gradients of scores are rounded, and a layout
 // that splits heads is then further from one process than prove() allows for bf16 (4.6e-2, width 16).
 // Only x86 has it; with AMX fp32 is too slow.

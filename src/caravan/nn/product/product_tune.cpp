@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -84,11 +83,7 @@ std::vector<Task> products_of(ProductKind kind, at::ScalarType type) {
     const at::Tensor a = kind == ProductKind::forward ? x : kind == ProductKind::dx ? dy : dy.t();
     const at::Tensor b = kind == ProductKind::forward ? w : kind == ProductKind::dx ? w.t() : x.t();
     const auto gflop = 2e-9 * static_cast<double>(tokens * in * out);
-    if (kind == ProductKind::dw) {
-      tasks.push_back({gflop, [=, sum = at::zeros({out, in})]() mutable { add_product(sum, false, a, b, kind); }});
-    } else {
-      tasks.push_back({gflop, [=] { product(a, b, kind); }});
-    }
+    tasks.push_back({gflop, product_of_layer(a, b, kind)});
   }
   return tasks;
 }
@@ -108,6 +103,11 @@ std::vector<Task> attentions() {
 }
 
 }  // namespace
+
+std::function<void()> product_of_layer(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  if (kind != ProductKind::dw) return [=] { product(a, b, kind); };
+  return [=, sum = at::zeros({a.size(0), b.size(0)})]() mutable { add_product(sum, /*is_empty=*/false, a, b, kind); };
+}
 
 TunedProducts tune_products() {
   const std::string before = products_in_use();

@@ -30,15 +30,6 @@ constexpr int64_t kDepth = 1024 / sizeof(E);
 template <class E>
 constexpr int64_t kPitch = kDepth<E> + 64 / sizeof(E);
 
-int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-
-/// The rows of the next product of `left` rows. oneDNN keeps a kernel for each number of rows that it was ever called
-/// with, and experts have other numbers of tokens in each step: powers of two are few.
-template <class E>
-int64_t next_depth(int64_t left) {
-  return std::min(kDepth<E>, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
-}
-
 /// The right operand: rows of fp32 where they are, bf16 paired.
 template <class E>
 struct RightOperand {
@@ -74,7 +65,7 @@ void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, int
     const TileScope scope;
     E* left = scratch.own<E>();
     for (int64_t first = 0, depth = 0; first < k; first += depth) {
-      depth = next_depth<E>(k - first);
+      depth = next_piece(k - first, kDepth<E>);
       const int64_t padded = sizeof(E) == 2 ? (depth + 1) / 2 * 2 : depth;
       for (int64_t row = begin * kTileRows; row < std::min(end * kTileRows, m); row += kTileRows) {
         const int64_t rows = std::min(kTileRows, m - row);
@@ -130,13 +121,15 @@ void multiply_tile(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t a_str
 
 TileScope::~TileScope() { at::native::cpublas::brgemm_release(); }
 
+int64_t next_piece(int64_t left, int64_t most) {
+  return std::min(most, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(left))));
+}
+
 bool has_rows(const at::Tensor& x) { return x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1)); }
 
 ThreadScratch::ThreadScratch(int64_t count, int64_t elements, const at::TensorOptions& options) {
-  keep_num_threads();
-  const int64_t threads = at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), count);
-  const int64_t of_thread = threads <= 1 ? count : (count + threads - 1) / threads;
-  memory_ = at::empty({of_thread == 0 ? 0 : (count + of_thread - 1) / of_thread, elements}, options);
+  const int64_t of_thread = std::max<int64_t>((count + num_loop_threads() - 1) / num_loop_threads(), 1);
+  memory_ = at::empty({(count + of_thread - 1) / of_thread, elements}, options);
 }
 
 int64_t ThreadScratch::row_of_thread() const {

@@ -9,6 +9,11 @@
 namespace caravan {
 
 inline constexpr int64_t kTileRows = 64, kTileColumns = 64;  ///< of a tile of a product's result
+/// Of so many rows, or columns.
+inline int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+/// The length of the next piece of `left`: `most`, or a smaller power of two. oneDNN keeps a kernel for each length
+/// that it was ever called with, and experts have other numbers of tokens in each step.
+int64_t next_piece(int64_t left, int64_t most);
 
 /// Whether products of tiles read x where it is: elements of a row are adjacent, and rows do not overlap.
 bool has_rows(const at::Tensor& x);

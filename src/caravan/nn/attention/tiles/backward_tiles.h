@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "caravan/nn/attention/tiles/tile_operands.h"
@@ -17,7 +18,7 @@ class Backward {
     const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
     packed_keys_ = scratch_.take<S>(of_keys);
     packed_values_ = scratch_.take<S>(of_keys);
-    key_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
+    if constexpr (!std::is_same_v<S, E>) key_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
     key_columns_ = scratch_.take<E>(of_keys);
     of_keys_ = scratch_.take<float>(of_keys);
     of_values_ = scratch_.take<float>(of_keys);
@@ -47,7 +48,11 @@ class Backward {
       const int64_t at = key * size_.pitch;
       keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + at));
       values_.push_back(rows_of_keys(v, key, size_, packed_values_ + at));
-      transpose_keys(rows_of_keys(k, key, size_, key_rows_), key, size_, key_columns_ + at);
+      if constexpr (std::is_same_v<S, E>) {
+        transpose_keys(keys_.back(), key, size_, key_columns_ + at);
+      } else {
+        transpose_keys(rows_of_keys(k, key, size_, key_rows_), key, size_, key_columns_ + at);
+      }
     }
     const auto bytes = static_cast<size_t>(size_.tiles_of_keys() * kTileKeys * size_.pitch) * sizeof(float);
     std::memset(of_keys_, 0, bytes);
@@ -129,7 +134,7 @@ class Backward {
   TileFactors factors_;
   std::vector<LeftRows<S>> keys_, values_;  ///< of each tile
   S *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
-  E* key_rows_;                             ///< of one tile, packed
+  E* key_rows_ = nullptr;                   ///< of one tile, packed as E
   E* key_columns_;                          ///< [tiles][pitch][kTileKeys]
   float *of_keys_, *of_values_;             ///< gradients, [tiles][kTileKeys][pitch]
   E *queries_, *slopes_;                    ///< and gradients of the result, [tiles][kTileQueries][pitch]
