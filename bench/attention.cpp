@@ -58,13 +58,13 @@ void time_shape(at::ScalarType type, int64_t width, int64_t positions, double ra
   const auto turned = [](const at::Tensor& x) { return x.transpose(1, 2); };
   const VisibleKeys seen = VisibleKeys::causal();
   const auto operands = type == at::kBFloat16 && has_bf16_tiles() ? TileOperands::rounded_bf16 : TileOperands::fp32;
-  const TiledAttention y = tiled_attention(q, k, v, seen, nullptr, operands, type);
+  const TiledAttention y = tiled_attention(q, k, v, seen, {}, nullptr, operands, type);
   const auto [out, log_sum_exp] =
       at::_scaled_dot_product_flash_attention_for_cpu(turned(q), turned(k), turned(v), 0.0, true);
   const std::vector<double> times = medians(
-      repeat, {[&] { tiled_attention(q, k, v, seen, nullptr, operands, type); },
+      repeat, {[&] { tiled_attention(q, k, v, seen, {}, nullptr, operands, type); },
                [&] { at::_scaled_dot_product_flash_attention_for_cpu(turned(q), turned(k), turned(v), 0.0, true); },
-               [&] { tiled_attention_backward(dy, q, k, v, y, seen, nullptr, operands, type); },
+               [&] { tiled_attention_backward(dy, q, k, v, y, seen, {}, nullptr, operands, type); },
                [&] {
                  at::_scaled_dot_product_flash_attention_for_cpu_backward(turned(dy), turned(q), turned(k), turned(v),
                                                                           out, log_sum_exp, 0.0, true);

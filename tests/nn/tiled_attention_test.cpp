@@ -1,9 +1,6 @@
 #include "caravan/nn/attention/tiled_attention.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -12,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/nn/product/tile_product.h"
 #include "tests/nn/compare.h"
+#include "tests/nn/exact_attention.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::tiled_attention_test {
@@ -20,72 +18,15 @@ namespace {
 using testing::expect_same_on_threads;
 using testing::normal;
 
-struct Sizes {
-  int64_t batch, queries, keys, heads, kv_heads, width;
-};
-
-std::ostream& operator<<(std::ostream& out, const Sizes& s) {
-  return out << s.batch << " x " << s.queries << " of " << s.keys << ", " << s.heads << " heads of " << s.kv_heads
-             << ", width " << s.width;
-}
-
-struct Operands {
-  at::Tensor q, k, v, dy;
-};
-
-Operands operands(const Sizes& s, at::ScalarType type = at::kFloat) {
-  return {normal({s.batch, s.queries, s.heads, s.width}, 1).to(type),
-          normal({s.batch, s.keys, s.kv_heads, s.width}, 2).to(type),
-          normal({s.batch, s.keys, s.kv_heads, s.width}, 3).to(type),
-          normal({s.batch, s.queries, s.heads, s.width}, 4).to(type)};
-}
-
-struct Results {
-  at::Tensor out, log_sum_exp, dq, dk, dv;
-  std::vector<at::Tensor> all() const { return {out, log_sum_exp, dq, dk, dv}; }
-};
-
-Results tiled(const Operands& x, const VisibleKeys& seen, TileOperands operands = TileOperands::fp32,
-              const AttentionDropout* dropout = nullptr) {
-  const at::ScalarType type = x.q.scalar_type();
-  const TiledAttention y = tiled_attention(x.q, x.k, x.v, seen, dropout, operands, type);
-  const AttentionGradients d = tiled_attention_backward(x.dy, x.q, x.k, x.v, y, seen, dropout, operands, type);
-  return {y.out, y.log_sum_exp, d.q, d.k, d.v};
-}
-
-/// The plain formula in fp64 and autograd. `visible`: bool, broadcasts to [batch, 1, queries, keys]. `factors`: of the
-/// weights, by dropout.
-Results exact(const Operands& x, const at::Tensor& visible, const at::Tensor& factors = at::ones({})) {
-  const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).detach().clone().requires_grad_(true); };
-  const at::Tensor q = leaf(x.q), k = leaf(x.k), v = leaf(x.v);
-  const int64_t group = q.size(2) / k.size(2);
-  const at::Tensor keys = k.repeat_interleave(group, 2).transpose(1, 2);
-  const at::Tensor values = v.repeat_interleave(group, 2).transpose(1, 2);
-  const at::Tensor scores =
-      (at::matmul(q.transpose(1, 2), keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3))))
-          .masked_fill(visible.logical_not(), -INFINITY);
-  // A query that sees nothing has weights of 0, not of NaN.
-  const at::Tensor weights = at::softmax(scores, -1).masked_fill(visible.logical_not(), 0);
-  const at::Tensor out = at::matmul(weights * factors, values).transpose(1, 2);
-  out.backward(x.dy.to(at::kDouble));
-  return {out.detach(), at::logsumexp(scores, -1).detach(), q.grad(), k.grad(), v.grad()};
-}
-
-const char* const kNames[] = {"out", "log_sum_exp", "dq", "dk", "dv"};
-
-/// fp32 sums of up to 300 products of numbers around 1.
-constexpr double kFp32 = 2e-6;
-
-void expect_close(const Results& got, const Results& want, double tolerance) {
-  for (size_t i = 0; i < 5; ++i) {
-    const at::Tensor a = got.all()[i].to(at::kDouble), b = want.all()[i];
-    const at::Tensor is_infinite = b.isfinite().logical_not();
-    EXPECT_TRUE(a.isfinite().logical_not().equal(is_infinite)) << kNames[i];
-    const at::Tensor difference = (a - b).masked_fill(is_infinite, 0);
-    const double scale = std::max(1.0, b.masked_fill(is_infinite, 0).norm().item<double>());
-    EXPECT_LE(difference.norm().item<double>(), tolerance * scale) << kNames[i];
-  }
-}
+using Sizes = testing::AttentionSizes;
+using Operands = testing::AttentionOperands;
+using Results = testing::AttentionResults;
+using testing::exact;
+using testing::expect_close;
+using testing::kFp32;
+using testing::kNames;
+using testing::operands;
+using testing::tiled;
 
 at::Tensor causal(int64_t queries, int64_t keys) { return at::ones({queries, keys}, at::kBool).tril(keys - queries); }
 
@@ -157,14 +98,14 @@ TEST(TiledAttentionRanges, mayBeAnything) {
   for (const int64_t window : {1, 16, 50}) {
     const at::Tensor end = query.add(s.keys - s.queries + 1), first = end - window;
     const auto bounds = at::stack({first, end}).to(at::kInt).unsqueeze(0);
-    const VisibleKeys seen = VisibleKeys::restored(false, {bounds, at::Tensor(), at::Tensor()});
+    const VisibleKeys seen = VisibleKeys::restored(false, 0, {bounds, at::Tensor(), at::Tensor()});
     // With one key, the gradients of q and k are 0: what is left is the rounding of dp - delta.
     const double tolerance = window == 1 ? 5 * kFp32 : kFp32;
     expect_close(tiled(x, seen), exact(x, key.ge(first.unsqueeze(1)).logical_and(key.lt(end.unsqueeze(1)))), tolerance);
   }
   const at::Tensor first = query.mul(97).remainder(290), end = first.add(query.mul(31).remainder(120)).clamp_max(300);
   const auto bounds = at::stack({first, end}).to(at::kInt).unsqueeze(0);
-  expect_close(tiled(x, VisibleKeys::restored(false, {bounds, at::Tensor(), at::Tensor()})),
+  expect_close(tiled(x, VisibleKeys::restored(false, 0, {bounds, at::Tensor(), at::Tensor()})),
                exact(x, key.ge(first.unsqueeze(1)).logical_and(key.lt(end.unsqueeze(1)))), kFp32);
 }
 
@@ -245,7 +186,7 @@ TEST(TiledAttentionOperands, mayBeHuge) {
 TEST(TiledAttentionOperands, mustFit) {
   const Operands x = operands({1, 20, 20, 4, 2, 8});
   const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
-    return tiled_attention(x.q, k, v, VisibleKeys::all(), nullptr, TileOperands::fp32, at::kFloat);
+    return tiled_attention(x.q, k, v, VisibleKeys::all(), {}, nullptr, TileOperands::fp32, at::kFloat);
   };
   EXPECT_THROW(attend(x.k.to(at::kBFloat16), x.v.to(at::kBFloat16)), ShapeError);
   EXPECT_THROW(attend(x.k, x.v.narrow(3, 0, 7)), ShapeError);

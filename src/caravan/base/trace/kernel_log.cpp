@@ -14,7 +14,12 @@ thread_local constinit bool is_host_kernel = false;
 double KernelWork::flops() const noexcept {
   if (kind == Kind::memory) return 0;
   const double size = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  return 2.0 * static_cast<double>(batch) * static_cast<double>(products) * size * (is_causal ? 0.5 : 1);
+  double share = is_causal ? 0.5 : 1;
+  if (window > 0 && window < n) {
+    const double of_keys = static_cast<double>(window) / static_cast<double>(n);
+    share = is_causal ? of_keys * (1 - of_keys / 2) : of_keys;
+  }
+  return 2.0 * static_cast<double>(batch) * static_cast<double>(products) * size * share;
 }
 
 KernelLog* KernelLog::current() noexcept { return current_kernel_log; }

@@ -20,6 +20,7 @@ struct KernelWork {
   int64_t batch = 1, m = 0, n = 0, k = 0;
   int64_t products = 1;    ///< of this size: attention has 2, its backward 5
   bool is_causal = false;  ///< of attention: a query sees half of the keys
+  int64_t window = 0;      ///< and at most so many; 0: any number
   int64_t bytes = 0;       ///< read and written
   /// Of a product: rows or columns of a matrix, whichever are contiguous, do not all begin at a multiple of 8 elements.
   bool is_unaligned = false;

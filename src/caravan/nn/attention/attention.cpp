@@ -96,7 +96,7 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
     const at::Tensor of_keys = context.documents.narrow(1, 0, keys);
     seen = seen.within_documents(has_order ? of_keys.index_select(1, inputs[3]) : of_keys, of_keys);
   }
-  return fused_attention(q, first_keys(inputs[1], keys), first_keys(inputs[2], keys), seen, dropout_of(q, context));
+  return fused_attention(q, first_keys(inputs[1], keys), first_keys(inputs[2], keys), seen, {}, dropout_of(q, context));
 }
 
 c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor& q,

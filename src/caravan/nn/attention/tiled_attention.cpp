@@ -21,6 +21,7 @@ using kernels::Bf16;
 using tiles::Backward;
 using tiles::Forward;
 using tiles::Rows;
+using tiles::ScoreTerms;
 using tiles::Sizes;
 
 /// Calls f with the types of tile_work.h.
@@ -65,9 +66,14 @@ void check_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 }
 
 struct Operands {
-  Operands(const at::Tensor& q_, const at::Tensor& k_, const at::Tensor& v_)
-      : size((check_operands(q_, k_, v_), Sizes(q_, k_))), q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)) {}
+  Operands(const at::Tensor& q_, const at::Tensor& k_, const at::Tensor& v_, const Scores& scores)
+      : size((check_operands(q_, k_, v_), Sizes(q_, k_, scores.scale_of(q_.size(3))))),
+        terms(scores, size),
+        q(with_rows(q_)),
+        k(with_rows(k_)),
+        v(with_rows(v_)) {}
   Sizes size;
+  ScoreTerms terms;
   at::Tensor q, k, v;
 };
 
@@ -76,12 +82,12 @@ struct Operands {
 template <class Work, class T, class Run, class Finish>
 void for_each_head(const Operands& x, const AttentionDropout* dropout, const Run& run, const Finish& finish) {
   const Sizes& size = x.size;
-  const int64_t bytes = Work(size, dropout, nullptr).bytes();
+  const int64_t bytes = Work(size, x.terms, dropout, nullptr).bytes();
   const ThreadScratch scratch(size.batch * size.kv_heads, bytes, x.q.options().dtype(at::kByte));
   if (x.q.is_meta()) return;
   parallel_for(0, size.batch * size.kv_heads, 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
-    Work work(size, dropout, scratch.own<std::byte>());
+    Work work(size, x.terms, dropout, scratch.own<std::byte>());
     const int64_t group = size.heads / size.kv_heads;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / size.kv_heads, kv_head = i % size.kv_heads;
@@ -93,7 +99,7 @@ void for_each_head(const Operands& x, const AttentionDropout* dropout, const Run
 }
 
 void count_attention(const char* what, const Sizes& size, const at::Tensor& q, const at::Tensor& k, int64_t products,
-                     bool is_causal) {
+                     const VisibleKeys& seen) {
   KernelLog* log = KernelLog::current();
   if (log == nullptr) return;
   const auto bytes = [](const at::Tensor& x) { return static_cast<int64_t>(x.nbytes()); };
@@ -105,19 +111,22 @@ void count_attention(const char* what, const Sizes& size, const at::Tensor& q, c
             .n = size.keys,
             .k = size.width,
             .products = products,
-            .is_causal = is_causal,
+            .is_causal = seen.is_causal(),
+            .window = seen.window(),
             .bytes = (products == 2 ? 2 : 4) * (bytes(q) + bytes(k))});
 }
 
 }  // namespace
 
 TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
-                               const AttentionDropout* dropout, TileOperands operands, at::ScalarType out_type) {
-  const Operands x(q, k, v);
+                               const Scores& scores, const AttentionDropout* dropout, TileOperands operands,
+                               at::ScalarType out_type) {
+  const Operands x(q, k, v, scores);
+  check_scores(scores, q, k, seen);
   const Sizes& size = x.size;
   TiledAttention result{at::empty(q.sizes(), q.options().dtype(out_type)),
                         at::empty({size.batch, size.heads, size.queries}, q.options().dtype(at::kFloat))};
-  count_attention("attention", size, q, k, 2, seen.is_causal());
+  count_attention("attention", size, q, k, 2, seen);
   const KernelLogScope uncounted(nullptr);
   with_types(q.scalar_type(), operands, out_type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
     using Work = Forward<T, S, E, Out>;
@@ -132,16 +141,17 @@ TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const a
 
 AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, const TiledAttention& all, const VisibleKeys& seen,
-                                            const AttentionDropout* dropout, TileOperands operands,
-                                            at::ScalarType type) {
-  const Operands x(q, k, v);
+                                            const Scores& scores, const AttentionDropout* dropout,
+                                            TileOperands operands, at::ScalarType type) {
+  Operands x(q, k, v, scores);
+  if (scores.bias.defined() && scores.bias.requires_grad()) x.terms.make_gradients(x.size.batch);
   const Sizes& size = x.size;
   const at::Tensor dy = with_rows(dy_in.to(q.scalar_type())), out = with_rows(all.out.to(q.scalar_type()));
   const at::Tensor log_sum_exp = all.log_sum_exp.contiguous();
   const auto options = q.options().dtype(type);
-  AttentionGradients result{at::empty(q.sizes(), options), at::empty(k.sizes(), options),
-                            at::empty(v.sizes(), options)};
-  count_attention("attention backward", size, q, k, 5, seen.is_causal());
+  AttentionGradients result{at::empty(q.sizes(), options), at::empty(k.sizes(), options), at::empty(v.sizes(), options),
+                            at::Tensor()};
+  count_attention("attention backward", size, q, k, 5, seen);
   const KernelLogScope uncounted(nullptr);
   with_types(q.scalar_type(), operands, type, [&]<class T, class S, class E, class Out>(T, S, E, Out) {
     using Work = Backward<T, S, E, Out>;
@@ -154,6 +164,7 @@ AttentionGradients tiled_attention_backward(const at::Tensor& dy_in, const at::T
       work.finish_keys(Rows<Out>(result.k, row, kv_head), Rows<Out>(result.v, row, kv_head));
     });
   });
+  if (x.terms.gradients.defined()) result.bias = x.terms.sum_of_gradients();
   return result;
 }
 

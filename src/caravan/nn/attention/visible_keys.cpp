@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/module/plan/dim_index.h"
@@ -17,7 +18,7 @@ constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
 
 at::Tensor empty_bounds(int64_t rows, int64_t queries, const at::Tensor& like) {
   return at::empty({rows, 2, queries},
-                   at::TensorOptions().dtype(at::kInt).device(like.is_meta() ? at::kMeta : at::kCPU));
+                   at::TensorOptions().dtype(at::kInt).device(like.defined() && like.is_meta() ? at::kMeta : at::kCPU));
 }
 
 struct Document {
@@ -47,14 +48,16 @@ at::Tensor as_int64(const at::Tensor& documents) { return documents.to(at::kCPU,
 
 VisibleKeys VisibleKeys::up_to(const at::Tensor& last) {
   const int64_t queries = last.numel();
-  const at::Tensor bounds = empty_bounds(1, queries, last);
-  if (last.is_meta()) return VisibleKeys(false, bounds);
-  const at::Tensor of_queries = last.cpu().contiguous();
-  auto* first = bounds.mutable_data_ptr<int32_t>();
+  VisibleKeys seen(false, empty_bounds(1, queries, last));
+  seen.last_ = last;
+  if (last.is_meta()) return seen;
+  seen.last_ = last.cpu().contiguous();
+  const auto* of_queries = seen.last_.const_data_ptr<int64_t>();
+  auto* first = seen.bounds_.mutable_data_ptr<int32_t>();
   std::fill_n(first, queries, 0);
-  std::transform(of_queries.const_data_ptr<int64_t>(), of_queries.const_data_ptr<int64_t>() + queries, first + queries,
+  std::transform(of_queries, of_queries + queries, first + queries,
                  [](int64_t key) { return static_cast<int32_t>(key + 1); });
-  return VisibleKeys(false, bounds);
+  return seen;
 }
 
 VisibleKeys VisibleKeys::within_documents(const at::Tensor& of_queries, const at::Tensor& of_keys) const {
@@ -62,12 +65,12 @@ VisibleKeys VisibleKeys::within_documents(const at::Tensor& of_queries, const at
   if (query_documents_.defined()) {
     throw InternalError({"attention", "", "keys within documents are restricted to documents again", "", ""});
   }
-  VisibleKeys within(is_causal_, empty_bounds(rows, queries, of_queries));
+  VisibleKeys within = *this;
+  within.bounds_ = empty_bounds(rows, queries, of_queries);
   if (of_queries.is_meta()) return within;
   const at::Tensor wanted = as_int64(of_queries), given = as_int64(of_keys);
   const at::Tensor query_numbers = at::empty({rows, queries}, within.bounds_.options());
   const at::Tensor key_numbers = at::empty({rows, keys}, within.bounds_.options());
-  const int64_t row_of_own = has_ranges() && bounds_.size(0) > 1 ? 2 * queries : 0;
   bool are_stretches = true;
   for (int64_t row = 0; row < rows; ++row) {
     std::unordered_map<int64_t, Document> documents;
@@ -75,13 +78,12 @@ VisibleKeys VisibleKeys::within_documents(const at::Tensor& of_queries, const at
                                     key_numbers.mutable_data_ptr<int32_t>() + row * keys);
     auto* first = within.bounds_.mutable_data_ptr<int32_t>() + row * 2 * queries;
     auto* number = query_numbers.mutable_data_ptr<int32_t>() + row * queries;
-    const int32_t* own = has_ranges() ? bounds_.const_data_ptr<int32_t>() + row * row_of_own : nullptr;
     for (int64_t i = 0; i < queries; ++i) {
       const auto place = documents.find(wanted.const_data_ptr<int64_t>()[row * queries + i]);
       const Document document = place == documents.end() ? Document{-1, 0, 0} : place->second;
-      const int32_t limit = own != nullptr ? own[queries + i] : is_causal_ ? static_cast<int32_t>(i + 1) : kNoLimit;
-      first[i] = std::max(document.first, own != nullptr ? own[i] : 0);
-      first[queries + i] = std::min(document.end, limit);
+      const Range own = range(row, i, kNoLimit);
+      first[i] = std::max(document.first, own.first);
+      first[queries + i] = std::min(document.end, own.end);
       number[i] = document.number;
     }
   }
@@ -92,11 +94,71 @@ VisibleKeys VisibleKeys::within_documents(const at::Tensor& of_queries, const at
   return within;
 }
 
-VisibleKeys VisibleKeys::restored(bool is_causal, const std::array<at::Tensor, 3>& saved) {
+template <class FirstOf>
+VisibleKeys VisibleKeys::from_first(int64_t window, int64_t queries, int64_t keys, const FirstOf& first_of) const {
+  VisibleKeys within = *this;
+  within.window_ = window_ > 0 ? std::min(window, window_) : window;
+  within.bounds_ = empty_bounds(num_rows(), queries, has_ranges() ? bounds_ : at::Tensor());
+  if (within.bounds_.is_meta()) return within;
+  for (int64_t row = 0; row < num_rows(); ++row) {
+    auto* first = within.bounds_.mutable_data_ptr<int32_t>() + row * 2 * queries;
+    for (int64_t i = 0; i < queries; ++i) {
+      const Range own = range(row, i, keys);
+      first[i] = static_cast<int32_t>(std::max<int64_t>(own.first, first_of(i)));
+      first[queries + i] = own.end;
+    }
+  }
+  return within;
+}
+
+VisibleKeys VisibleKeys::within_window(int64_t window) const {
+  if (window < 1 || (!is_causal_ && !last_.defined())) {
+    throw InternalError({"attention", "", fmt::format("a window of {} keys up to a query's own", window), "", ""});
+  }
+  if (has_ranges()) {
+    const int64_t* last = is_causal_ || last_.is_meta() ? nullptr : last_.const_data_ptr<int64_t>();
+    return from_first(window, bounds_.size(2), kNoLimit,
+                      [&](int64_t i) { return (last != nullptr ? last[i] : i) + 1 - window; });
+  }
+  VisibleKeys within = *this;
+  within.window_ = window_ > 0 ? std::min(window, window_) : window;
+  return within;
+}
+
+VisibleKeys VisibleKeys::within_window(int64_t window, const at::Tensor& of_queries, const at::Tensor& of_keys) const {
+  if (window < 1) throw InternalError({"attention", "", fmt::format("a window of {} positions", window), "", ""});
+  if (of_queries.is_meta()) {
+    VisibleKeys within = *this;
+    within.window_ = window_ > 0 ? std::min(window, window_) : window;
+    within.bounds_ = empty_bounds(num_rows(), of_queries.numel(), of_queries);
+    return within;
+  }
+  const at::Tensor queries = as_int64(of_queries), keys = as_int64(of_keys);
+  const auto* position = queries.const_data_ptr<int64_t>();
+  const auto* begin = keys.const_data_ptr<int64_t>();
+  const auto* end = begin + keys.numel();
+  return from_first(window, queries.numel(), keys.numel(),
+                    [&](int64_t i) { return std::lower_bound(begin, end, position[i] - window + 1) - begin; });
+}
+
+VisibleKeys VisibleKeys::restored(bool is_causal, int64_t window, const std::array<at::Tensor, 3>& saved) {
   VisibleKeys seen(is_causal, saved[0]);
+  seen.window_ = window;
   seen.query_documents_ = saved[1];
   seen.key_documents_ = saved[2];
   return seen;
+}
+
+VisibleKeys::Range VisibleKeys::range(int64_t row, int64_t query, int64_t keys) const {
+  const auto all = static_cast<int32_t>(keys);
+  if (has_ranges()) {
+    const int64_t queries = bounds_.size(2);
+    const auto* first = bounds_.const_data_ptr<int32_t>() + (bounds_.size(0) == 1 ? 0 : row * 2 * queries) + query;
+    return {std::max(first[0], 0), std::min(first[queries], all)};
+  }
+  if (!is_causal_) return {0, all};
+  const int64_t first = window_ > 0 ? std::max<int64_t>(query + 1 - window_, 0) : 0;
+  return {static_cast<int32_t>(first), std::min(static_cast<int32_t>(query + 1), all)};
 }
 
 bool VisibleKeys::is_nothing() const {
@@ -113,8 +175,11 @@ bool VisibleKeys::is_everything(int64_t keys) const {
 at::Tensor VisibleKeys::mask(int64_t queries, int64_t keys, const at::Tensor& like) const {
   const at::Tensor key = counted_up(0, keys, like.device());
   if (!has_ranges()) {
-    const at::Tensor last = is_causal_ ? counted_up(0, queries, like.device()) : counted_up(keys, 1, like.device());
-    return key.le(last.unsqueeze(-1)).expand({queries, keys}).unsqueeze(0).unsqueeze(0);
+    const at::Tensor last =
+        (is_causal_ ? counted_up(0, queries, like.device()) : counted_up(keys, 1, like.device())).unsqueeze(-1);
+    at::Tensor seen = key.le(last);
+    if (window_ > 0) seen = seen.logical_and_(key.gt(last - window_));
+    return seen.expand({queries, keys}).unsqueeze(0).unsqueeze(0);
   }
   const at::Tensor bounds = bounds_.to(like.device()).unsqueeze(-1);
   at::Tensor seen = key.ge(bounds.select(1, 0)).logical_and_(key.lt(bounds.select(1, 1)));

@@ -39,9 +39,9 @@ void with_statistics(at::ScalarType type, F f) {
 at::Tensor in_statistics(const at::Tensor& x) { return x.detach().to(compute_type(x.scalar_type())).contiguous(); }
 
 /// The scores of one token, in fp64.
-class Scores {
+class GateScores {
  public:
-  Scores(const auto* logits, int64_t count, Gates gates) : gates_(gates), scores_(static_cast<size_t>(count)) {
+  GateScores(const auto* logits, int64_t count, Gates gates) : gates_(gates), scores_(static_cast<size_t>(count)) {
     const double largest = *std::max_element(logits, logits + count);
     double sum = 0;
     for (int64_t e = 0; e < count; ++e) sum += std::exp(static_cast<double>(logits[e]) - largest);
@@ -90,7 +90,7 @@ struct GatesFunction : Function<GatesFunction> {
     with_statistics(values.scalar_type(), [&](auto tag) {
       using T = decltype(tag);
       for_each_token(experts.numel() / k, 8 * num_experts, [&](int64_t token) {
-        Scores scores(data_of<T>(values) + token * num_experts, num_experts, config.gates);
+        GateScores scores(data_of<T>(values) + token * num_experts, num_experts, config.gates);
         double sum = 0;
         for (int64_t j = 0; j < k; ++j) sum += scores[chosen[token * k + j]];
         for (int64_t j = 0; j < k; ++j) {
@@ -129,7 +129,7 @@ struct GatesFunction : Function<GatesFunction> {
     const T* of_balance = balance.defined() ? data_of<T>(balance) : nullptr;
     for_each_token(experts.numel() / k, 16 * num_experts, [&](int64_t token) {
       const T* row = data_of<T>(values) + token * num_experts;
-      Scores scores(row, num_experts, kind);
+      GateScores scores(row, num_experts, kind);
       std::vector<double> of_scores(static_cast<size_t>(num_experts), 0);
       add_gates(scores, chosen + token * k, data_of<T>(of_gates) + token * k, k, normalizes, of_scores);
       if (of_balance != nullptr) add_balance(scores, of_balance + token / length * num_experts, of_scores);
@@ -143,7 +143,7 @@ struct GatesFunction : Function<GatesFunction> {
   }
 
   template <class T>
-  static void add_gates(Scores& scores, const int64_t* chosen, const T* of_gates, int64_t k, bool normalizes,
+  static void add_gates(GateScores& scores, const int64_t* chosen, const T* of_gates, int64_t k, bool normalizes,
                         std::vector<double>& of_scores) {
     double sum = 0, mean = 0;
     for (int64_t j = 0; j < k; ++j) {
@@ -158,7 +158,7 @@ struct GatesFunction : Function<GatesFunction> {
 
   /// The gradient of probabilities: the scores divided by their sum.
   template <class T>
-  static void add_balance(Scores& scores, const T* of_balance, std::vector<double>& of_scores) {
+  static void add_balance(GateScores& scores, const T* of_balance, std::vector<double>& of_scores) {
     double mean = 0;
     for (int64_t e = 0; e < scores.size(); ++e) mean += static_cast<double>(of_balance[e]) * scores[e] / scores.sum();
     for (int64_t e = 0; e < scores.size(); ++e) {
@@ -217,7 +217,7 @@ at::Tensor summed_probabilities(const at::Tensor& logits, Gates gates) {
     using T = decltype(tag);
     for_each_token(values.size(0), 8 * values.size(1) * num_experts, [&](int64_t sequence) {
       for (int64_t t = 0; t < values.size(1); ++t) {
-        Scores scores(data_of<T>(values) + (sequence * values.size(1) + t) * num_experts, num_experts, gates);
+        GateScores scores(data_of<T>(values) + (sequence * values.size(1) + t) * num_experts, num_experts, gates);
         T* row = data_of<T>(sums) + sequence * num_experts;
         for (int64_t e = 0; e < num_experts; ++e) row[e] += static_cast<T>(scores[e] / scores.sum());
       }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "caravan/nn/product/kernels.h"
 
@@ -72,6 +73,33 @@ CARAVAN_INLINE double exponential(double x) { return std::exp(x); }
 template <class C>
 CARAVAN_INLINE C sigmoid(C x) {
   return 1 / (1 + exponential(-x));
+}
+
+/// tanh(x) to 5 units in the last place, also near 0, where sigmoid cancels: the rational approximation of Eigen.
+CARAVAN_INLINE float hyperbolic_tangent(float x) {
+  constexpr float kOne = 7.90531111F;  // its tangent is 1 - 2^-22.9
+  x = x < -kOne ? -kOne : x;
+  x = x > kOne ? kOne : x;
+  const float s = x * x;
+  float p = -2.76076847742355e-16F;
+  p = fused(p, s, 2.00018790482477e-13F);
+  p = fused(p, s, -8.60467152213735e-11F);
+  p = fused(p, s, 5.12229709037114e-08F);
+  p = fused(p, s, 1.48572235717979e-05F);
+  p = fused(p, s, 6.37261928875436e-04F);
+  p = fused(p, s, 4.89352455891786e-03F);
+  float q = 1.19825839466702e-06F;
+  q = fused(q, s, 1.18534705686654e-04F);
+  q = fused(q, s, 2.26843463243900e-03F);
+  q = fused(q, s, 4.89352518554385e-03F);
+  return x * p / q;
+}
+
+/// Calls f with a condition as std::bool_constant.
+template <class F>
+void with_bool(bool condition, F f) {
+  if (condition) return f(std::true_type());
+  f(std::false_type());
 }
 
 /// Reductions keep this many partial results for every vector width, so their bits do not depend on the machine.

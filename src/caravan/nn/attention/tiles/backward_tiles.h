@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "caravan/nn/attention/tiles/tile_operands.h"
+#include "caravan/nn/attention/tiles/tile_scores.h"
 
 namespace caravan::tiles {
 
@@ -13,8 +14,8 @@ namespace caravan::tiles {
 template <class T, class S, class E, class Out>
 class Backward {
  public:
-  Backward(const Sizes& size, const AttentionDropout* dropout, void* memory)
-      : size_(size), scratch_(memory), factors_(dropout, scratch_) {
+  Backward(const Sizes& size, const ScoreTerms& terms, const AttentionDropout* dropout, void* memory)
+      : size_(size), scratch_(memory), factors_(dropout, scratch_), maker_(size, terms, true, scratch_) {
     const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
     packed_keys_ = scratch_.take<S>(of_keys);
     packed_values_ = scratch_.take<S>(of_keys);
@@ -117,13 +118,15 @@ class Backward {
     const auto tile_of_keys = static_cast<size_t>(key / kTileKeys);
     scores_of(by_keys, keys_[tile_of_keys], query_columns_ + of_query, size_, scores_);
     scores_of(by_keys, values_[tile_of_keys], slope_columns_ + of_query, size_, of_weights_);
+    maker_.make(by_keys, head, query, key, scores_);
     const float* factors = factors_.of(visible, row, head, query, size_.queries_in_tile(query), key, count);
     for (const TilePiece& piece : by_keys) {
       visible.for_each_part(piece, key, [&](const TilePiece& part, const TileRanges& ranges) {
-        kernels::weights_backward(scores_, of_weights_, part, size_.scale, log_sum_exp_ + query, delta_ + query, ranges,
-                                  factors, weights_, of_scores_, score_pairs_);
+        kernels::weights_backward(scores_, of_weights_, part, maker_.scale(), log_sum_exp_ + query, delta_ + query,
+                                  ranges, factors, maker_.slopes(), weights_, of_scores_, score_pairs_);
       });
     }
+    maker_.add_gradients(by_keys, row, head);
     add_by_keys(by_keys, weights_, slopes_ + of_query, size_, of_values_ + of_key);
     add_by_keys(by_keys, of_scores_, queries_ + of_query, size_, of_keys_ + of_key);
     add_by_queries(visible.by_queries(key, count), key_columns_ + of_key, score_pairs_, size_, of_queries_ + of_query);
@@ -132,6 +135,7 @@ class Backward {
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
+  ScoreMaker maker_;
   std::vector<LeftRows<S>> keys_, values_;  ///< of each tile
   S *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
   E* key_rows_ = nullptr;                   ///< of one tile, packed as E

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "caravan/nn/attention/tiles/tile_operands.h"
+#include "caravan/nn/attention/tiles/tile_scores.h"
 
 namespace caravan::tiles {
 
@@ -14,8 +15,8 @@ namespace caravan::tiles {
 template <class T, class S, class E, class Out>
 class Forward {
  public:
-  Forward(const Sizes& size, const AttentionDropout* dropout, void* memory)
-      : size_(size), scratch_(memory), factors_(dropout, scratch_) {
+  Forward(const Sizes& size, const ScoreTerms& terms, const AttentionDropout* dropout, void* memory)
+      : size_(size), scratch_(memory), factors_(dropout, scratch_), maker_(size, terms, false, scratch_) {
     packed_keys_ = scratch_.take<S>(size.tiles_of_keys() * kTileKeys * size.pitch);
     values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
     value_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
@@ -62,13 +63,14 @@ class Forward {
         for (const TilePiece& piece : by_keys) visible.for_each_part(piece, key, f);
       };
       scores_of(by_keys, keys_[static_cast<size_t>(key / kTileKeys)], queries_, size_, scores_);
+      maker_.make(by_keys, head, query, key, scores_);
       for_parts([&](const TilePiece& part, const TileRanges& ranges) {
-        kernels::take_scores(scores_, part, size_.scale, ranges, state_);
+        kernels::take_scores(scores_, part, maker_.scale(), ranges, state_);
       });
       kernels::rescale(state_);
       const float* factors = factors_.of(visible, row, head, query, size_.queries_in_tile(query), key, count);
       for_parts([&](const TilePiece& part, const TileRanges& ranges) {
-        kernels::take_weights(scores_, part, size_.scale, ranges, factors, state_, weights_);
+        kernels::take_weights(scores_, part, maker_.scale(), ranges, factors, state_, weights_);
       });
       if (std::ranges::any_of(state_.factor, [](float factor) { return factor != 1; })) {
         kernels::scale_columns(sum_, size_.width, state_.factor);
@@ -91,6 +93,7 @@ class Forward {
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
+  ScoreMaker maker_;
   std::vector<LeftRows<S>> keys_;  ///< of each tile
   S* packed_keys_;                 ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
   E* values_;                      ///< [tiles][pitch][kTileKeys]

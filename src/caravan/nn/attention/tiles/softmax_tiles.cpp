@@ -60,10 +60,7 @@ void with_mask(const TileRanges& ranges, F f) {
 /// And with whether there are factors.
 template <class F>
 void with_mask_and_drops(const TileRanges& ranges, const float* factors, F f) {
-  with_mask(ranges, [&](auto mask) {
-    if (factors == nullptr) return f(mask, std::false_type());
-    f(mask, std::true_type());
-  });
+  with_mask(ranges, [&](auto mask) { with_bool(factors != nullptr, [&](auto drops) { f(mask, drops); }); });
 }
 
 template <Mask kMask>
@@ -144,11 +141,11 @@ struct ScaleColumns {
   }
 };
 
-template <class E, Mask kMask, bool kDrops>
+template <class E, Mask kMask, bool kDrops, bool kSlopes>
 struct WeightsBackward {
   CARAVAN_INLINE void run(const float* s, const float* dp, const TilePiece* piece, float scale,
                           const float* __restrict log_sum_exp, const float* __restrict delta, const TileRanges* ranges,
-                          const float* __restrict factors, E* p, E* ds, E* ds_pairs) {
+                          const float* __restrict factors, float* __restrict slopes, E* p, E* ds, E* ds_pairs) {
     const int64_t from = piece->from, count = piece->to - from;
     log_sum_exp += from;
     delta += from;
@@ -159,9 +156,14 @@ struct WeightsBackward {
       for (int64_t i = 0; i < count; ++i) {
         const float value = exponential(fused(s[at + i], scale, -log_sum_exp[i]));
         const float factor = kDrops ? factors[at + i] : 1;
-        const float slope = value * fused(factor, dp[at + i], -delta[i]);
+        float slope = value * fused(factor, dp[at + i], -delta[i]);
         // What is not seen may be no number.
         const bool is_seen = sees(i);
+        if constexpr (kSlopes) {
+          const float of_cap = slopes[at + i];
+          slopes[at + i] = is_seen ? slope : 0.0F;
+          slope *= of_cap;
+        }
         store(is_seen ? value * factor : 0.0F, p[at + i]);
         store(is_seen ? slope : 0.0F, ds[at + i]);
       }
@@ -238,16 +240,19 @@ void scale_columns(float* x, int64_t rows, const float* factor) { simd::dispatch
 
 template <class E>
 void weights_backward(const float* s, const float* dp, const TilePiece& piece, float scale, const float* log_sum_exp,
-                      const float* delta, const TileRanges& ranges, const float* factors, E* p, E* ds, E* ds_pairs) {
+                      const float* delta, const TileRanges& ranges, const float* factors, float* slopes, E* p, E* ds,
+                      E* ds_pairs) {
   with_mask_and_drops(ranges, factors, [&](auto mask, auto drops) {
-    simd::dispatch<WeightsBackward<E, mask.value, drops.value>>(s, dp, &piece, scale, log_sum_exp, delta, &ranges,
-                                                                factors, p, ds, ds_pairs);
+    with_bool(slopes != nullptr, [&](auto has_slopes) {
+      simd::dispatch<WeightsBackward<E, mask.value, drops.value, has_slopes.value>>(
+          s, dp, &piece, scale, log_sum_exp, delta, &ranges, factors, slopes, p, ds, ds_pairs);
+    });
   });
 }
 template void weights_backward(const float*, const float*, const TilePiece&, float, const float*, const float*,
-                               const TileRanges&, const float*, float*, float*, float*);
+                               const TileRanges&, const float*, float*, float*, float*, float*);
 template void weights_backward(const float*, const float*, const TilePiece&, float, const float*, const float*,
-                               const TileRanges&, const float*, Bf16*, Bf16*, Bf16*);
+                               const TileRanges&, const float*, float*, Bf16*, Bf16*, Bf16*);
 
 template <class T>
 void row_products(const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t rows, int64_t width,

@@ -52,10 +52,12 @@ void scale_columns(float* x, int64_t rows, const float* factor);
 
 /// p = f exp(scale * s - log_sum_exp) and ds = exp(..) * (f dp - delta) of a piece with the factors f of dropout, 0
 /// where a query does not see a key; log_sum_exp and delta are [kTileQueries]. fp32: p may be s, ds may be dp, and
-/// there are no pairs. `ds_pairs`: ds, paired.
+/// there are no pairs. `ds_pairs`: ds, paired. `slopes`: of make_scores, by which ds is multiplied; what it was before
+/// replaces them. Null: none.
 template <class E>
 void weights_backward(const float* s, const float* dp, const TilePiece& piece, float scale, const float* log_sum_exp,
-                      const float* delta, const TileRanges& ranges, const float* factors, E* p, E* ds, E* ds_pairs);
+                      const float* delta, const TileRanges& ranges, const float* factors, float* slopes, E* p, E* ds,
+                      E* ds_pairs);
 
 /// delta[row] = the sum of a[row] * b[row].
 template <class T>

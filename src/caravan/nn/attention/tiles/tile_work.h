@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,7 +27,8 @@ using kernels::TileRanges;
 constexpr int64_t rounded_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 struct Sizes {
-  Sizes(const at::Tensor& q, const at::Tensor& k)
+  /// `scale_`: of the scores.
+  Sizes(const at::Tensor& q, const at::Tensor& k, double scale_)
       : batch(q.size(0)),
         queries(q.size(1)),
         keys(k.size(1)),
@@ -38,7 +38,7 @@ struct Sizes {
         pitch(rounded_up(width, kernels::kTileStep)),
         tiles_of_queries(rounded_up(queries, kTileQueries) / kTileQueries),
         padded_keys(rounded_up(keys, kernels::kTileStep)),
-        scale(1 / std::sqrt(static_cast<float>(width))) {}
+        scale(static_cast<float>(scale_)) {}
 
   int64_t tiles_of_keys() const { return rounded_up(keys, kTileKeys) / kTileKeys; }
   /// The features that products of this type read.
@@ -95,20 +95,10 @@ class QueryTile {
  private:
   TileVisibility fill(const VisibleKeys& seen, int64_t row, int64_t query, const Sizes& size) {
     const int64_t count = size.queries_in_tile(query);
-    if (seen.has_ranges()) {
-      const at::Tensor& bounds = seen.bounds();
-      const auto* of_row =
-          bounds.const_data_ptr<int32_t>() + (bounds.size(0) == 1 ? 0 : row * bounds.stride(0)) + query;
-      for (int64_t i = 0; i < count; ++i) {
-        first_[static_cast<size_t>(i)] = std::max(of_row[i], 0);
-        end_[static_cast<size_t>(i)] = std::min(of_row[size.queries + i], static_cast<int32_t>(size.keys));
-      }
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        first_[static_cast<size_t>(i)] = 0;
-        end_[static_cast<size_t>(i)] =
-            static_cast<int32_t>(seen.is_causal() ? std::min(query + i + 1, size.keys) : size.keys);
-      }
+    for (int64_t i = 0; i < count; ++i) {
+      const VisibleKeys::Range keys = seen.range(row, query + i, size.keys);
+      first_[static_cast<size_t>(i)] = keys.first;
+      end_[static_cast<size_t>(i)] = keys.end;
     }
     if (!seen.query_documents().defined()) return {first_.data(), end_.data(), count, nullptr, nullptr, 0};
     const auto* documents = seen.query_documents().const_data_ptr<int32_t>() + row * size.queries + query;
