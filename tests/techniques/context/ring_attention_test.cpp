@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/trace/path_log.h"
 #include "caravan/comm/record.h"
+#include "caravan/comm/tensor.h"
 #include "caravan/module/plan/layout_table.h"
 #include "caravan/nn/attention/attention.h"
+#include "caravan/nn/attention/fused_attention.h"
+#include "caravan/techniques/context/striped.h"
 #include "tests/redistribute/denote.h"
 #include "tests/techniques/context/gradients_before_keys.h"
 
@@ -183,6 +187,73 @@ TEST(RingAttention, MatchesOneProcessInEveryDtype) {
   expect_one_process({.n = 2, .type = at::kBFloat16}, 1.0 / 64);
 }
 
+/// Scores and windows of a core: the ring knows where keys are in the text, in zigzag and in stripes.
+void expect_scores_of_one_process(int n, const RingOrder& order_of, CoreScores of_core, bool has_documents,
+                                  at::ScalarType type, double tolerance) {
+  on_mesh({{"cp", n}}, [&](const Mesh& mesh) {
+    const MeshAxis& axis = mesh["cp"];
+    const DimIndex order = order_of.tokens(kLength, n);
+    const DimIndex index = order.slice(axis.coord() * kLength / n, kLength / n, kLength);
+    const at::Tensor tokens = index.indices(kLength / n);
+    const auto leaf = [](const at::Tensor& x) { return x.clone().requires_grad_(); };
+    Tensors whole, pieces;
+    for (const int64_t heads : {kHeads, int64_t{2}, int64_t{2}}) {
+      const at::Tensor x = random_tensor({kRows, kLength, heads, kWidth}, 11 + whole.size()).to(type);
+      whole.push_back(leaf(x));
+      pieces.push_back(leaf(x.index_select(1, tokens)));
+    }
+    Scores of_whole = of_core.scores;
+    CoreScores of_ring = of_core;
+    if (of_whole.bias.defined()) {
+      of_whole.bias = leaf(of_whole.bias);
+      of_ring.scores.bias = leaf(of_whole.bias.detach());
+    }
+    const at::Tensor outer = random_tensor({kRows, kLength, kHeads, kWidth}, 17).to(type);
+    VisibleKeys seen = VisibleKeys::causal();
+    if (of_core.window > 0) seen = seen.within_window(of_core.window);
+    if (has_documents) seen = seen.within_documents(some_documents(), some_documents());
+    const at::Tensor want = fused_attention(whole[0], whole[1], whole[2], seen, of_whole);
+    want.backward(outer);
+
+    AttentionCore core(0);
+    const Hook hook = core.add_hook(ring_attention(axis, checked_ring_schedule, order_of,
+                                                   [&](const Module&, const ForwardContext&) { return of_ring; }));
+    ForwardContext context;
+    context.set(Dim::sequence, index);
+    if (has_documents) context.documents = some_documents().index_select(1, tokens);
+    const at::Tensor got = core.run(pieces, context).front();
+    got.backward(outer.index_select(1, tokens));
+    const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* name) {
+      EXPECT_TRUE(is_close(a.to(at::kDouble), b.to(at::kDouble), tolerance))
+          << name << " " << mesh.where() << " of " << n << ", window " << of_core.window;
+    };
+    compare(got.detach(), want.detach().index_select(1, tokens), "out");
+    const std::array<const char*, 3> names{"q", "k", "v"};
+    for (size_t i = 0; i < 3; ++i) compare(pieces[i].grad(), whole[i].grad().index_select(1, tokens), names[i]);
+    if (!of_whole.bias.defined()) return;
+    const at::Tensor of_bias = at::empty_like(of_whole.bias);
+    all_reduce_async(axis.comm(), of_ring.scores.bias.grad(), of_bias, ReduceOp::sum, {"bias"}).wait();
+    compare(of_bias, of_whole.bias.grad(), "bias");
+  });
+}
+
+TEST(RingAttention, HasTheScoresAndWindowsOfTheCore) {
+  const Scores biased{.scale = 0.4, .soft_cap = 0.8, .bias = random_tensor({kHeads, kLength}, 5), .zero = kLength - 1};
+  for (const RingOrder& order : {zigzag(), striped()}) {
+    for (const int n : {2, 3, 4}) {
+      for (const bool has_documents : {false, true}) {
+        for (const int64_t window : {0, 1, 3, 9}) {
+          expect_scores_of_one_process(n, order, {biased, window}, has_documents, at::kDouble, 1e-12);
+          expect_scores_of_one_process(n, order, {{}, window}, has_documents, at::kFloat, 2e-6);
+        }
+      }
+      Scores of_fp32 = biased;
+      of_fp32.bias = biased.bias.to(at::kFloat);
+      expect_scores_of_one_process(n, order, {of_fp32, 9}, true, at::kFloat, 4e-6);
+    }
+  }
+}
+
 TEST(RingAttention, DropsTheWeightsThatOneProcessDrops) {
   for (const bool has_documents : {false, true}) {
     expect_one_process({.n = 3, .kv_heads = 2, .has_documents = has_documents, .dropout = 0.4}, 1e-12);
@@ -228,6 +299,35 @@ TEST(RingAttention, SendsTheDocumentedBytes) {
       EXPECT_EQ(bytes_of(record, at::TensorOptions(type).device(at::kMeta), has_documents), want);
     }
   }
+}
+
+/// Of 4 ranks with stretches of 6 tokens, windows of 3 reach into the block before: other blocks are not computed.
+TEST(RingAttention, SkipsBlocksOutsideOfTheWindow) {
+  const auto num_blocks = [](int64_t window) {
+    std::array<int64_t, 4> counts{};
+    on_mesh({{"cp", 4}}, [&](const Mesh& mesh) {
+      const MeshAxis& axis = mesh["cp"];
+      AttentionCore core(0);
+      const Hook hook = core.add_hook(
+          ring_attention(axis, checked_ring_schedule, zigzag(), [&](const Module&, const ForwardContext&) {
+            return CoreScores{{}, window};
+          }));
+      ForwardContext context;
+      context.set(Dim::sequence, zigzag_order(kLength, 4).slice(axis.coord() * 6, 6, kLength));
+      PathLog log;
+      const PathScope scope(&log);
+      core.run(inputs_of(6, kHeads, at::kFloat), context);
+      for (const auto& [path, count] : log.counts()) {
+        if (path.starts_with("ring attention")) counts[static_cast<size_t>(axis.coord())] += count;
+      }
+    });
+    return counts;
+  };
+  // Rank k has the chunks k and 7 - k of 3 tokens. A window of 3 reaches the chunk before: those of ranks k - 1 and
+  // k + 1, or its own.
+  EXPECT_EQ(num_blocks(0), (std::array<int64_t, 4>{4, 4, 4, 4}));
+  EXPECT_EQ(num_blocks(3), (std::array<int64_t, 4>{2, 3, 3, 2}));
+  EXPECT_EQ(num_blocks(1), (std::array<int64_t, 4>{1, 1, 1, 1}));
 }
 
 TEST(RingAttention, SendsNothingOnOneRankAndWhenItGenerates) {

@@ -16,28 +16,13 @@
 #include "caravan/nn/attention/attention.h"
 #include "caravan/nn/attention/fused_attention.h"
 #include "caravan/redistribute/redistribute.h"
+#include "caravan/techniques/context/ring_turn.h"
 
 namespace caravan {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// A ring in which each rank executes the schedule.
-struct Ring {
-  MeshAxis axis;
-  RingSchedule schedule;
-  RingOrder order;
-};
-
-/// The attention of one layer in one pass, kept by the graph for its backward.
-struct RingCall : torch::CustomClassHolder {
-  RingCall(Ring ring_, std::string what_, at::Tensor documents_)
-      : ring(std::move(ring_)), what(std::move(what_)), documents(std::move(documents_)) {}
-  Ring ring;
-  std::string what;
-  at::Tensor documents;  ///< of all ranks, one after another; undefined: each row is one document
-};
 
 /// Keys and values, or their gradients.
 using Pair = std::array<at::Tensor, 2>;
@@ -49,40 +34,11 @@ void wait(Transfers& transfers) {
   transfers.clear();
 }
 
-/// The queries and keys of a turn.
-class Turn {
- public:
-  Turn(const RingCall& call, int turn, int64_t length)
-      : part_(call.ring.order.part(call.ring.axis.coord(), turn, call.ring.axis.size(), length)),
-        seen_(part_.is_causal ? VisibleKeys::causal() : VisibleKeys::all()) {
-    sees_nothing_ = part_.num_queries == 0;
-    if (!call.documents.defined() || sees_nothing_) return;
-    const at::Tensor of_queries =
-        call.documents.narrow(1, call.ring.axis.coord() * length + part_.first_query, part_.num_queries);
-    const at::Tensor of_keys = call.documents.narrow(1, part_.from * length, part_.num_keys);
-    const VisibleKeys of_documents = VisibleKeys::all().within_documents(of_queries, of_keys);
-    if (of_documents.is_everything(part_.num_keys)) return;
-    seen_ = seen_.within_documents(of_queries, of_keys);
-    sees_nothing_ = seen_.is_nothing();
-  }
-
-  bool sees_nothing() const noexcept { return sees_nothing_; }
-  const RingPart& part() const noexcept { return part_; }
-  const VisibleKeys& seen() const noexcept { return seen_; }
-  at::Tensor queries(const at::Tensor& x) const { return x.narrow(1, part_.first_query, part_.num_queries); }
-  AttentionBlock queries(const AttentionBlock& x) const { return x.queries(part_.first_query, part_.num_queries); }
-  at::Tensor keys(const at::Tensor& x) const { return x.narrow(1, 0, part_.num_keys); }
-
- private:
-  RingPart part_;
-  VisibleKeys seen_;
-  bool sees_nothing_ = false;
-};
-
 /// Executes the schedule of a rank. A rank without tokens to compute with sends the same messages.
 class RingPass {
  public:
-  RingPass(const RingCall& call, at::Tensor q, const Pair& keys) : call_(call), q_(std::move(q)), block_(keys) {}
+  RingPass(const RingCall& call, at::Tensor q, const Pair& keys, at::Tensor bias)
+      : call_(call), q_(std::move(q)), bias_(std::move(bias)), block_(keys) {}
 
   AttentionBlock forward() {
     for (const RingStep& step : steps(false)) run(step, [&] { attend(step.turn); });
@@ -92,13 +48,14 @@ class RingPass {
   struct Gradients {
     at::Tensor q;
     Pair keys;
+    at::Tensor bias;
   };
   /// `all` is the result of forward, `gradient` that of its `out`.
   Gradients backward(const AttentionBlock& all, const at::Tensor& gradient) {
     all_ = all;
     gradient_ = gradient;
     for (const RingStep& step : steps(true)) run(step, [&] { differentiate(step.turn); });
-    return {std::move(of_q_), std::move(sum_)};
+    return {std::move(of_q_), std::move(sum_), std::move(of_bias_)};
   }
 
  private:
@@ -151,9 +108,10 @@ class RingPass {
 
   void attend(int turn) {
     if (!computes()) return;
-    const Turn now(call_, turn, q_.size(1));
+    const RingTurn now(call_, turn, q_.size(1));
     if (now.sees_nothing()) return;
-    const AttentionBlock block = attend_to_block(now.queries(q_), now.keys(block_[0]), now.keys(block_[1]), now.seen());
+    const AttentionBlock block =
+        attend_to_block(now.queries(q_), now.keys(block_[0]), now.keys(block_[1]), now.seen(), now.scores(bias_));
     if (turn == 0) {  // every query sees its own key
       all_ = block;
     } else {
@@ -163,13 +121,17 @@ class RingPass {
 
   void differentiate(int turn) {
     own_ = {};
-    if (turn == 0) of_q_ = at::zeros(q_.sizes(), gradient_type());
+    if (turn == 0) {
+      of_q_ = at::zeros(q_.sizes(), gradient_type());
+      if (bias_.defined() && bias_.requires_grad()) of_bias_ = at::zeros(bias_.sizes(), gradient_type());
+    }
     if (!computes()) return;
-    const Turn now(call_, turn, q_.size(1));
+    const RingTurn now(call_, turn, q_.size(1));
     if (now.sees_nothing()) return;
     const BlockGradients block = block_gradients(now.queries(gradient_), now.queries(q_), now.keys(block_[0]),
-                                                 now.keys(block_[1]), now.queries(all_), now.seen());
+                                                 now.keys(block_[1]), now.queries(all_), now.seen(), now.scores(bias_));
     now.queries(of_q_).add_(block.q);
+    if (block.bias.defined()) of_bias_.add_(block.bias);
     own_ = {block.k, block.v};
   }
 
@@ -207,12 +169,13 @@ class RingPass {
 
   const RingCall& call_;
   at::Tensor q_;
+  at::Tensor bias_;     ///< of the scores, or undefined
   Pair block_;          ///< keys and values of this turn
   Pair spare_{};        ///< receives those of the next turn
   bool is_own_ = true;  ///< block_ is the caller's
   AttentionBlock all_{};
   at::Tensor gradient_;  ///< of the result
-  at::Tensor of_q_;
+  at::Tensor of_q_, of_bias_;
   Pair own_{};        ///< gradients of the keys and values of this turn by this rank; undefined: none
   Pair sum_{};        ///< with those by the ranks before
   Pair coming_{};     ///< the sum being received
@@ -222,11 +185,12 @@ class RingPass {
 
 struct RingAttention : torch::autograd::Function<RingAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const c10::intrusive_ptr<RingCall>& call) {
+                            const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<RingCall>& call) {
     const Pair keys{k.contiguous(), v.contiguous()};
-    const AttentionBlock all = RingPass(*call, q, keys).forward();
+    const at::Tensor of_scores = bias.value_or(at::Tensor());
+    const AttentionBlock all = RingPass(*call, q, keys, of_scores).forward();
     const at::Tensor out = all.out.defined() ? all.out.to(q.scalar_type()) : at::zeros(q.sizes(), q.options());
-    ctx->save_for_backward({q, keys[0], keys[1], out, all.log_sum_exp});
+    ctx->save_for_backward({q, keys[0], keys[1], out, all.log_sum_exp, of_scores});
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     return out;
   }
@@ -235,10 +199,10 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     const variable_list saved = ctx->get_saved_variables();
     const auto holder = ctx->saved_data["call"].toCapsule();
     const at::Tensor& q = saved[0];
-    RingPass pass(static_cast<const RingCall&>(*holder), q, {saved[1], saved[2]});
-    const auto [of_q, of_keys] = pass.backward({saved[3], saved[4]}, grads[0].contiguous());
+    RingPass pass(static_cast<const RingCall&>(*holder), q, {saved[1], saved[2]}, saved[5]);
+    const auto [of_q, of_keys, of_bias] = pass.backward({saved[3], saved[4]}, grads[0].contiguous());
     const auto rounded = [&](const at::Tensor& x) { return x.to(q.scalar_type()); };
-    return {rounded(of_q), rounded(of_keys[0]), rounded(of_keys[1]), {}};
+    return {rounded(of_q), rounded(of_keys[0]), rounded(of_keys[1]), of_bias, {}};
   }
 };
 
@@ -287,29 +251,38 @@ Tensors attend_with_dropout(const Tensors& inputs, const MeshAxis& axis, const F
       here);
 }
 
-Tensors attend(const Ring& ring, Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+Tensors attend(const Ring& ring, const ScoresOfCore& scores_of, Module& module, Tensors inputs,
+               const ForwardContext& context, const Next& next) {
   const MeshAxis& axis = ring.axis;
   const std::string& what = module.name();
   if (context.phase == Phase::generate) return next(std::move(inputs), context);
   if (context.layouts != nullptr) return lay_out(inputs, axis, context, what);
   if (axis.size() == 1) return next(std::move(inputs), context);
-  const DimIndex order = checked_order(ring.order, context, axis, inputs.at(0).size(1), what);
+  const int64_t local = inputs.at(0).size(1);
+  const DimIndex order = checked_order(ring.order, context, axis, local, what);
   const auto* core = dynamic_cast<const AttentionCore*>(&module);
   if (core != nullptr && core->drops(context)) return attend_with_dropout(inputs, axis, context, order, next, what);
-  at::Tensor documents = context.documents;
-  if (documents.defined()) {
-    documents = redistribute(documents, Layout{{axis.name(), Shard{1}}}, axis, Invariant{}, what + ", documents");
+  const auto call = c10::make_intrusive<RingCall>(ring, what);
+  const CoreScores of_core = scores_of ? scores_of(module, context) : CoreScores{};
+  call->window = of_core.window;
+  call->scores.scale = of_core.scores.scale;
+  call->scores.soft_cap = of_core.scores.soft_cap;
+  call->scores.zero = of_core.scores.zero;
+  const auto bias = of_core.scores.bias.defined() ? std::optional(of_core.scores.bias) : std::nullopt;
+  if (bias.has_value() || call->window > 0) call->positions = order.indices(local * axis.size());
+  if (context.documents.defined()) {
+    call->documents =
+        redistribute(context.documents, Layout{{axis.name(), Shard{1}}}, axis, Invariant{}, what + ", documents");
   }
-  return {RingAttention::apply(inputs[0], inputs[1], inputs[2],
-                               c10::make_intrusive<RingCall>(ring, what, std::move(documents)))};
+  return {RingAttention::apply(inputs[0], inputs[1], inputs[2], bias, call)};
 }
 
 }  // namespace
 
-Around ring_attention(const MeshAxis& axis, RingSchedule schedule, const RingOrder& order) {
-  return [ring = Ring{axis, std::move(schedule), order}](Module& module, Tensors inputs, const ForwardContext& context,
-                                                         const Next& next) {
-    return attend(ring, module, std::move(inputs), context, next);
+Around ring_attention(const MeshAxis& axis, RingSchedule schedule, const RingOrder& order, ScoresOfCore scores) {
+  return [ring = Ring{axis, std::move(schedule), order}, scores = std::move(scores)](
+             Module& module, Tensors inputs, const ForwardContext& context, const Next& next) {
+    return attend(ring, scores, module, std::move(inputs), context, next);
   };
 }
 

@@ -1,10 +1,22 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
 #include "caravan/mesh/mesh.h"
 #include "caravan/module/module.h"
+#include "caravan/nn/attention/scores.h"
 #include "caravan/techniques/context/ring_order.h"
 
 namespace caravan {
+
+/// How a core computes in a pass: its scores, whose bias is that of all distances of the sequence and whose positions
+/// the ring sets, and how many keys up to its own a query sees (0: all).
+struct CoreScores {
+  Scores scores;
+  int64_t window = 0;
+};
+using ScoresOfCore = std::function<CoreScores(const Module& core, const ForwardContext& context)>;
 
 /// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has queries, keys and values of its part
 /// of the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the attention to
@@ -19,15 +31,16 @@ namespace caravan {
 ///   throws  UsageError if the tokens of this rank are not its part of the order; in a dry run LayoutError
 ///           unless q, k and v are laid out alike, with the sequence split over `axis` alone
 ///
-/// With documents, attention stays within a document; blocks that no query of this rank sees are skipped.
+/// With documents, attention stays within a document, with a window within it; blocks that no query of this rank sees
+/// are skipped. The gradient of a bias is that by the queries of this rank: P on the axis.
 ///
 /// With dropout of attention weights, keys and values are gathered (S -> R) and the core uses the random numbers of one
 /// process.
 ///
 /// With Phase::generate, and on one rank, it does nothing.
 ///
-/// `schedule`: the steps of every rank; tests pass wrong ones.
+/// `schedule`: the steps of every rank; tests pass wrong ones. `scores`: called in every pass; null: scaled products.
 Around ring_attention(const MeshAxis& axis, RingSchedule schedule = checked_ring_schedule,
-                      const RingOrder& order = zigzag());
+                      const RingOrder& order = zigzag(), ScoresOfCore scores = {});
 
 }  // namespace caravan
