@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/SDPBackend.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -21,6 +22,7 @@
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/attention/attention_in_memory.h"
+#include "caravan/nn/attention/one_query.h"
 #include "caravan/nn/attention/tiled_attention.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/product/product.h"
@@ -62,12 +64,13 @@ TileOperands operands_of(const at::Tensor& q) {
                     "set CARAVAN_PRODUCTS=attention=fp32, or start the ranks on processors of one kind"});
 }
 
-/// Whether the tiles of this library can compute it, and whether they do: one query alone is torch's.
-bool can_be_tiled(const at::Tensor& q, const at::Tensor& k) {
+/// Whether the kernels of this library compute it.
+bool is_own(const at::Tensor& q, const at::Tensor& k) {
   return !is_on_accelerator(q) && q.scalar_type() != at::kDouble && q.numel() > 0 && k.numel() > 0;
 }
-bool is_tiled(const at::Tensor& q, const at::Tensor& k, const Scores& scores) {
-  return can_be_tiled(q, k) && (q.size(1) > 1 || attends_in_fp32(q) || !scores.is_plain());
+bool has_gradient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias) {
+  const auto has = [](const at::Tensor& x) { return x.defined() && x.requires_grad(); };
+  return at::GradMode::is_enabled() && (has(q) || has(k) || has(v) || has(bias));
 }
 
 /// " (masked, capped)".
@@ -242,7 +245,12 @@ BlockGradients block_gradients(const at::Tensor& gradient, const at::Tensor& q, 
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
                            const Scores& scores, const c10::intrusive_ptr<AttentionDropout>& dropout) {
-  if (is_tiled(q, k, scores) || (dropout && can_be_tiled(q, k))) {
+  if (is_own(q, k)) {
+    if (q.size(1) == 1 && !dropout && !has_gradient(q, k, v, scores.bias)) {
+      const at::Tensor out = attention_of_one_query(q, k, v, seen, scores);
+      take_path("attention of one query" + kind_of(seen, scores), out);
+      return out;
+    }
     const auto bias = scores.bias.defined() ? std::optional(scores.bias) : std::nullopt;
     return FusedAttention::apply(q, k, v, bias, seen, scores, dropout);
   }

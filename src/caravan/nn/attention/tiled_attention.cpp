@@ -49,25 +49,9 @@ void with_types(at::ScalarType tensors, TileOperands operands, at::ScalarType re
 /// Rows of a head are contiguous.
 at::Tensor with_rows(const at::Tensor& x) { return x.stride(3) == 1 || x.size(3) == 1 ? x : x.contiguous(); }
 
-/// Throws ShapeError unless keys and values fit the queries.
-void check_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  for (const at::Tensor& x : {q, k, v}) check_device("attention", x);
-  const bool have_dims = q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes();
-  const bool have_type = k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
-  if (have_dims && have_type && k.size(0) == q.size(0) && k.size(3) == q.size(3) && k.size(2) > 0 &&
-      q.size(2) % k.size(2) == 0) {
-    return;
-  }
-  throw ShapeError(
-      {"attention", "",
-       fmt::format("queries [{}] {}, keys [{}] {} and values [{}] {}", join(q.sizes()), c10::toString(q.scalar_type()),
-                   join(k.sizes()), c10::toString(k.scalar_type()), join(v.sizes()), c10::toString(v.scalar_type())),
-       "", "give [batch, positions, heads, width] of one dtype, with heads that divide those of queries"});
-}
-
 struct Operands {
   Operands(const at::Tensor& q_, const at::Tensor& k_, const at::Tensor& v_, const Scores& scores)
-      : size((check_operands(q_, k_, v_), Sizes(q_, k_, scores.scale_of(q_.size(3))))),
+      : size((check_attention_operands(q_, k_, v_), Sizes(q_, k_, scores.scale_of(q_.size(3))))),
         terms(scores, size),
         q(with_rows(q_)),
         k(with_rows(k_)),
@@ -117,6 +101,21 @@ void count_attention(const char* what, const Sizes& size, const at::Tensor& q, c
 }
 
 }  // namespace
+
+void check_attention_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  for (const at::Tensor& x : {q, k, v}) check_device("attention", x);
+  const bool have_dims = q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes();
+  const bool have_type = k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
+  if (have_dims && have_type && k.size(0) == q.size(0) && k.size(3) == q.size(3) && k.size(2) > 0 &&
+      q.size(2) % k.size(2) == 0) {
+    return;
+  }
+  throw ShapeError(
+      {"attention", "",
+       fmt::format("queries [{}] {}, keys [{}] {} and values [{}] {}", join(q.sizes()), c10::toString(q.scalar_type()),
+                   join(k.sizes()), c10::toString(k.scalar_type()), join(v.sizes()), c10::toString(v.scalar_type())),
+       "", "give [batch, positions, heads, width] of one dtype, with heads that divide those of queries"});
+}
 
 TiledAttention tiled_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
                                const Scores& scores, const AttentionDropout* dropout, TileOperands operands,

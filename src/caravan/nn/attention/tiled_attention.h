@@ -18,6 +18,9 @@ enum class TileOperands : uint8_t {
   rounded_bf16  ///< all bf16: weights and the gradients of scores are rounded
 };
 
+/// Throws ShapeError unless keys and values fit the queries.
+void check_attention_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
 /// softmax(scores of q k^T) v on the CPU, tile by tile and without the scores in memory (Dao, "FlashAttention-2",
 /// arXiv 2307.08691). Products of tiles are oneDNN's; tiles that no query sees are skipped. Layouts are those of the
 /// layers: q [batch, queries, heads, width], k and v [batch, keys, kv heads, width]; kv heads divide the heads.
