@@ -11,6 +11,10 @@
 /// For fixtures/make.py, fixtures/fuzz.py, and for measuring:
 ///   encode TOKENIZER_JSON        stdin: texts, each as its size in bytes (little-endian uint32) and the bytes;
 ///                                stdout: for each text the number of ids and the ids, as int32
+///   encode-all TOKENIZER_JSON    stdin: texts as above, in pairs; stdout: for each pair, in the same form, the ids
+///                                and the type ids of the first and of both, with special tokens and without: 8 lists
+///   decode TOKENIZER_JSON        stdin: lists of ids as int32, each after its size in bytes; stdout: for each the text
+///                                and the streamed text, with special tokens and without: 4 texts
 ///   train VOCAB_SIZE TEXT        stdout: the tokenizer.json
 ///   train-documents VOCAB_SIZE   stdin: documents, in the format of encode
 ///   time TOKENIZER_JSON TEXT     encodes a file five times and prints the best speed
@@ -32,14 +36,54 @@ std::vector<std::string_view> texts_of(std::string_view input) {
   return texts;
 }
 
+void put_number(int32_t number) { std::cout.write(reinterpret_cast<const char*>(&number), sizeof number); }
+
+void put_ids(const std::vector<int32_t>& ids) {
+  put_number(static_cast<int32_t>(ids.size()));
+  for (const int32_t id : ids) put_number(id);
+}
+
+void put_text(const std::string& text) {
+  put_number(static_cast<int32_t>(text.size()));
+  std::cout << text;
+}
+
 int encode(const char* json) {
   const Tokenizer tokenizer = Tokenizer::load(json);
   const std::string input = read_all(std::cin);
-  const auto put = [](int32_t number) { std::cout.write(reinterpret_cast<const char*>(&number), sizeof number); };
-  for (const std::string_view text : texts_of(input)) {
-    const std::vector<int32_t> ids = tokenizer.encode(text);
-    put(static_cast<int32_t>(ids.size()));
-    for (const int32_t id : ids) put(id);
+  for (const std::string_view text : texts_of(input)) put_ids(tokenizer.encode(text));
+  return 0;
+}
+
+int encode_all(const char* json) {
+  const Tokenizer tokenizer = Tokenizer::load(json);
+  const std::string input = read_all(std::cin);
+  const std::vector<std::string_view> texts = texts_of(input);
+  for (size_t i = 0; i + 1 < texts.size(); i += 2) {
+    for (const bool adds : {true, false}) {
+      for (const caravan::Encoding& encoding :
+           {tokenizer.encode_single(texts[i], adds), tokenizer.encode_pair(texts[i], texts[i + 1], adds)}) {
+        put_ids(encoding.ids);
+        put_ids(encoding.type_ids);
+      }
+    }
+  }
+  return 0;
+}
+
+int decode(const char* json) {
+  const Tokenizer tokenizer = Tokenizer::load(json);
+  const std::string input = read_all(std::cin);
+  for (const std::string_view list : texts_of(input)) {
+    std::vector<int32_t> ids(list.size() / sizeof(int32_t));
+    std::memcpy(ids.data(), list.data(), ids.size() * sizeof(int32_t));
+    for (const bool skips : {false, true}) {
+      put_text(tokenizer.decode(ids, skips));
+      caravan::TextStream stream(tokenizer, skips);
+      std::string text;
+      for (const int32_t id : ids) text += stream.put(id);
+      put_text(text + stream.finish());
+    }
   }
   return 0;
 }
@@ -92,6 +136,8 @@ int main(int argc, char** argv) {
   const std::string verb = argc > 2 ? argv[1] : "";
   try {
     if (verb == "encode") return encode(argv[2]);
+    if (verb == "encode-all") return encode_all(argv[2]);
+    if (verb == "decode") return decode(argv[2]);
     if (verb == "train" && argc > 3) return train(std::stoll(argv[2]), argv[3]);
     if (verb == "train-documents") return train_documents(std::stoll(argv[2]));
     if (verb == "time" && argc > 3) return time_file(argv[2], argv[3]);
@@ -100,7 +146,8 @@ int main(int argc, char** argv) {
     std::cerr << error.what() << '\n';
     return error.exit_code();
   }
-  std::cerr << "usage: tokenizer_tool encode JSON | train SIZE TEXT | train-documents SIZE | time JSON TEXT | "
+  std::cerr << "usage: tokenizer_tool encode|encode-all|decode JSON | train SIZE TEXT | train-documents SIZE | time "
+               "JSON TEXT | "
                "time-texts JSON\n";
   return 2;
 }

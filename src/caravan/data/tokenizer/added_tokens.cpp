@@ -2,21 +2,12 @@
 
 #include <algorithm>
 
+#include "caravan/data/unicode/character_sets.h"
+#include "caravan/data/unicode/regex_dialect.h"
 #include "caravan/data/unicode/utf8.h"
 
 namespace caravan {
 namespace {
-
-// \w as defined by Unicode's UTS 18: Alphabetic (L, Nl, marks and four ranges of circled letters), M, Nd, Pc and the
-// two join controls.
-constexpr std::string_view kWordCharacter = R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{200C}\x{200D}\x{24B6}-\x{24E9})"
-                                            R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}])";
-
-bool is_white_space(char32_t point) {
-  return (point >= 0x9 && point <= 0xD) || point == 0x20 || point == 0x85 || point == 0xA0 || point == 0x1680 ||
-         (point >= 0x2000 && point <= 0x200A) || point == 0x2028 || point == 0x2029 || point == 0x202F ||
-         point == 0x205F || point == 0x3000;
-}
 
 size_t last_begin(std::string_view text, size_t end) {
   size_t begin = end - 1;
@@ -55,7 +46,7 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std
     nodes_[node].token = &token;
   }
   if (std::any_of(tokens_.begin(), tokens_.end(), [](const AddedToken& token) { return token.is_single_word; })) {
-    word_character_.emplace(kWordCharacter, "added_tokens");
+    word_character_.emplace(Regex::pcre2("[" + word_members() + "]", "added_tokens"));
   }
 }
 

@@ -8,58 +8,41 @@
 #include <unordered_map>
 #include <vector>
 
-#include "caravan/data/tokenizer/pair_map.h"
+#include "caravan/data/tokenizer/word_merger.h"
 
 namespace caravan {
 
-/// A byte-level BPE vocabulary: tokens, merges by rank, and the encoding of one word. Immutable.
-class BpeModel {
+/// What BPE over bytes and BPE over characters have in common.
+struct BpeParts {
+  std::vector<std::optional<std::string>> tokens;  ///< by id, as the file writes them; nullopt: unused id
+  std::vector<MergeTable::Merge> merges;           ///< by rank
+  bool ignores_merges = false;                     ///< a word that is a token is encoded as that token
+  bool fuses_unknown = false;                      ///< consecutive unknown symbols become one unknown token
+  std::optional<int32_t> unknown_id;               ///< for a symbol without a token; nullopt: it is dropped
+  bool falls_back_to_bytes = false;                ///< an unknown character becomes its bytes, such as <0x0A>
+  std::string continuing_prefix;                   ///< of characters that do not begin a word
+  std::string end_suffix;                          ///< of the character that ends a word
+};
+
+/// Byte-level BPE: tokens in the byte-level alphabet, words of bytes.
+class BpeModel final : public TokenModel {
  public:
-  struct Merge {
-    int32_t left;
-    int32_t right;
-    int32_t result;
-  };
-  struct Parts {
-    std::vector<std::optional<std::string>> tokens;  ///< by id, in the byte-level alphabet; nullopt: unused id
-    std::vector<Merge> merges;                       ///< by rank; if a pair occurs twice, the last one counts
-    bool ignores_merges = false;                     ///< a word that is a token is encoded as that token
-    bool fuses_unknown = false;                      ///< consecutive unknown bytes become one unknown token
-    std::optional<int32_t> unknown_id;               ///< for a byte without a token; nullopt: the byte is dropped
-  };
+  explicit BpeModel(BpeParts parts);
 
-  /// Scratch memory of `encode_word`, one per thread.
-  struct Scratch {
-    struct Symbol {
-      int32_t id;  ///< kGone once merged into its left neighbour
-      uint32_t previous;
-      uint32_t next;
-    };
-    std::vector<int32_t> ids;
-    std::vector<Symbol> symbols;
-    std::vector<uint64_t> initial;
-    std::vector<uint64_t> heap;
-  };
-
-  explicit BpeModel(Parts parts);
-  BpeModel(BpeModel&&) = default;  // not copyable: the maps point into bytes_
-  BpeModel& operator=(BpeModel&&) = default;
-
-  /// One past the largest id.
-  int64_t size() const noexcept { return static_cast<int64_t>(bytes_.size()); }
-  /// Id of the token whose text in the byte-level alphabet is `text`.
-  std::optional<int32_t> find(std::string_view text) const;
-  /// The bytes of token `id`; "" if the id is unused.
-  std::string_view bytes(int32_t id) const noexcept {
+  int64_t size() const noexcept override { return static_cast<int64_t>(bytes_.size()); }
+  std::optional<int32_t> find(std::string_view text) const override;
+  std::string_view token(int32_t id) const noexcept override {
     return id < size() ? std::string_view(bytes_[static_cast<size_t>(id)]) : std::string_view();
   }
+  std::string text(int32_t id) const override;
+  bool has_bytes() const noexcept override { return true; }
+  /// Without merges each byte of a word is encoded on its own.
+  bool cuts_words() const noexcept override { return merges_.is_empty() && !ignores_merges_ && has_all_bytes(); }
+  size_t first_part(std::string_view word) const override;
   bool has_all_bytes() const noexcept;
-  /// Whether each byte of a word is encoded on its own.
-  bool has_no_merges() const noexcept;
 
-  /// Appends the ids of a word of any bytes. O(n) without merges, else O(n log n). Throws DataError for a word of 4 GiB
-  /// or more.
-  void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
+  /// The word may have any bytes. O(n) without merges, else O(n log n).
+  void encode_word(std::string_view word, ModelScratch& scratch, std::vector<int32_t>& ids) const override;
 
  private:
   void split_to_bytes(std::string_view word, std::vector<int32_t>& ids) const;
@@ -68,7 +51,7 @@ class BpeModel {
   std::unordered_map<std::string_view, int32_t> by_bytes_;          // keys point into bytes_
   std::unordered_map<std::string_view, int32_t> outside_alphabet_;  // tokens that no word can produce
   std::array<int32_t, 256> byte_ids_{};
-  PairMap merges_;
+  MergeTable merges_;
   bool ignores_merges_;
   bool fuses_unknown_;
   std::optional<int32_t> unknown_id_;

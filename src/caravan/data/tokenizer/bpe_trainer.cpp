@@ -213,7 +213,7 @@ Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_s
   for (const std::string_view document : documents) {
     SecondPass checking(observer);
     check_utf8(document, "tokenizer", "the training text", checking);
-    cut.split(document, scratch, counter);
+    cut.split({document}, scratch, counter);
     counter.report();
   }
   WrittenTokenizer out;

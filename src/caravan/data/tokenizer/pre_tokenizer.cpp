@@ -1,5 +1,7 @@
 #include "caravan/data/tokenizer/pre_tokenizer.h"
 
+#include "caravan/data/tokenizer/byte_alphabet.h"
+
 namespace caravan {
 namespace {
 
@@ -53,6 +55,28 @@ class PieceJoiner {
   size_t held_end_ = 0;
 };
 
+/// The text with its spaces replaced and the mark in front, as the stage wants it: `input`, or a view of `out`.
+NormalizedText changed(const PreTokenizerStage& stage, const NormalizedText& input, std::string& out) {
+  const auto starts_with_mark = [&](std::string_view text) {
+    return text.starts_with(stage.mark) || (stage.replaces_spaces && text.front() == ' ');
+  };
+  const bool prepends =
+      stage.scheme == PrependScheme::always || (stage.scheme == PrependScheme::first && input.head > 0);
+  const bool is_new = prepends && !starts_with_mark(input.text);
+  if (!is_new && !stage.replaces_spaces) return input;
+  out = is_new ? stage.mark : "";
+  size_t head = is_new && input.head > 0 ? out.size() : 0;
+  for (size_t at = 0; at < input.text.size(); ++at) {
+    if (stage.replaces_spaces && input.text[at] == ' ') {
+      out += stage.mark;
+    } else {
+      out += input.text[at];
+    }
+    if (at < input.head) head = out.size();
+  }
+  return {out, head};
+}
+
 }  // namespace
 
 PreTokenizer PreTokenizer::gpt2() {
@@ -61,27 +85,34 @@ PreTokenizer PreTokenizer::gpt2() {
   return PreTokenizer(std::move(stages));
 }
 
-void PreTokenizer::split(std::string_view text, Scratch& scratch, WordSink& sink) const {
+void PreTokenizer::split(NormalizedText text, Scratch& scratch, WordSink& sink) const {
   while (scratch.searches.size() < stages_.size()) scratch.searches.push_back(std::make_unique<RegexScratch>());
-  scratch.prefixed.resize(stages_.size());
-  if (!text.empty()) run_stage(0, text, scratch, sink);
+  scratch.changed.resize(stages_.size());
+  scratch.mapped.resize(stages_.size());
+  if (!text.text.empty()) run_stage(0, text, scratch, sink);
 }
 
-void PreTokenizer::run_stage(size_t index, std::string_view text, Scratch& scratch, WordSink& sink) const {
+void PreTokenizer::run_stage(size_t index, NormalizedText input, Scratch& scratch, WordSink& sink) const {
   if (index == stages_.size()) {
-    sink.word(text);
+    sink.word(input.text);
     return;
   }
   const PreTokenizerStage& stage = stages_[index];
-  if (stage.add_prefix_space && text.front() != ' ') {
-    scratch.prefixed[index].assign(" ").append(text);
-    text = scratch.prefixed[index];
-  }
+  if (stage.replaces_spaces || stage.scheme != PrependScheme::never)
+    input = changed(stage, input, scratch.changed[index]);
+  const std::string_view text = input.text;
+  const auto pass_on = [&](std::string_view piece) {
+    const auto begin = static_cast<size_t>(piece.data() - text.data());
+    if (stage.maps_bytes) {
+      piece = scratch.mapped[index] = ByteAlphabet::instance().encode(piece);
+    }
+    run_stage(index + 1, {piece, input.head > begin ? input.head - begin : 0}, scratch, sink);
+  };
   if (!stage.pattern) {
-    run_stage(index + 1, text, scratch, sink);
+    pass_on(text);
     return;
   }
-  PieceJoiner joiner(stage.behavior, text, [&](std::string_view piece) { run_stage(index + 1, piece, scratch, sink); });
+  PieceJoiner joiner(stage.behavior, text, pass_on);
   RegexSearch search(*stage.pattern, *scratch.searches[index], text);
   size_t end = 0;
   while (const auto match = search.next()) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/data/tokenizer/normalizer.h"
 #include "caravan/data/unicode/regex.h"
 
 namespace caravan {
@@ -13,12 +14,20 @@ namespace caravan {
 /// What a Split does with its matches, named as in tokenizer.json.
 enum class SplitBehavior : uint8_t { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-/// One stage of splitting text into words: prepends a space if there is none, then splits by a pattern. Both optional.
+/// Where a stage prepends its mark, unless it is there already: nowhere, to each piece, or to the one that begins the
+/// text.
+enum class PrependScheme : uint8_t { never, always, first };
+
+/// One stage of splitting text into words: replaces spaces, prepends, splits by a pattern, and maps bytes to the
+/// byte-level alphabet. All optional.
 struct PreTokenizerStage {
-  bool add_prefix_space = false;
+  std::string mark = " ";        ///< what is prepended
+  bool replaces_spaces = false;  ///< by the mark
+  PrependScheme scheme = PrependScheme::never;
   std::optional<Regex> pattern;
   SplitBehavior behavior = SplitBehavior::isolated;
   bool is_inverted = false;  ///< the text between the matches counts as the matches
+  bool maps_bytes = false;
 };
 
 /// Receives the words of a text one by one.
@@ -30,11 +39,16 @@ class WordSink {
   ~WordSink() = default;
 };
 
-/// Splits text into words; BPE merges only within a word. Each stage splits the pieces of the previous stage.
+/// Splits text into words; a model encodes each on its own. Each stage splits the pieces of the previous stage.
 class PreTokenizer {
  public:
   PreTokenizer() = default;
   explicit PreTokenizer(std::vector<PreTokenizerStage> stages) : stages_(std::move(stages)) {}
+
+  /// Whether the last stage maps bytes to the byte-level alphabet.
+  bool ends_with_byte_level() const noexcept { return !stages_.empty() && stages_.back().maps_bytes; }
+  /// For a model that takes bytes: what the last stage would map, it leaves as it is.
+  void leave_bytes() { stages_.back().maps_bytes = false; }
 
   /// GPT-2's pattern: contractions, letters, numbers, others, each with at most one leading space, and white space.
   static constexpr std::string_view kGpt2Pattern =
@@ -44,14 +58,15 @@ class PreTokenizer {
   /// Scratch memory of `split`, one per thread.
   struct Scratch {
     std::vector<std::unique_ptr<RegexScratch>> searches;  // one per stage: the searches are nested
-    std::vector<std::string> prefixed;
+    std::vector<std::string> changed;
+    std::vector<std::string> mapped;
   };
 
   /// Passes the words of `text`, well-formed UTF-8, to `sink` from left to right. No word is empty.
-  void split(std::string_view text, Scratch& scratch, WordSink& sink) const;
+  void split(NormalizedText text, Scratch& scratch, WordSink& sink) const;
 
  private:
-  void run_stage(size_t stage, std::string_view text, Scratch& scratch, WordSink& sink) const;
+  void run_stage(size_t stage, NormalizedText text, Scratch& scratch, WordSink& sink) const;
   std::vector<PreTokenizerStage> stages_;
 };
 

@@ -18,6 +18,7 @@ struct TokenizerTables {
   TokenizerParts parts;
   AddedTokenFinder raw_tokens;         ///< searched before the text is normalized
   AddedTokenFinder normalized_tokens;  ///< searched after
+  bool cuts_words;                     ///< of the model
 };
 
 /// Encodes one text. Owns the memory for that and caches the ids of words. One thread.
@@ -42,7 +43,7 @@ class TokenizerEncoder final : private WordSink {
     uint32_t count;
   };
 
-  void encode_between_raw_tokens(std::string_view text);
+  void encode_between_raw_tokens(NormalizedText text);
   void word(std::string_view word) override;
   void encode_piece(std::string_view word);
   void encode_and_remember(std::string_view word);
@@ -52,9 +53,9 @@ class TokenizerEncoder final : private WordSink {
   DataObserver& observer_;
   int64_t bytes_ = 0;  ///< encoded since the observer was last called
   std::vector<int32_t> ids_;
-  std::string normalized_;
+  Normalizer::Scratch normalizing_;
   PreTokenizer::Scratch words_;
-  BpeModel::Scratch merging_;
+  ModelScratch merging_;
   std::unordered_map<std::string, Range, Hash, std::equal_to<>> known_;
   std::vector<int32_t> known_ids_;
 };

@@ -20,7 +20,7 @@ std::string write_tokenizer_json(const WrittenTokenizer& tokenizer) {
     static_cast<std::vector<Json::object_t::value_type>&>(vocabulary).emplace_back(texts[id], id);
   }
   Json merges = Json::array();
-  for (const BpeModel::Merge& merge : tokenizer.merges) {
+  for (const MergeTable::Merge& merge : tokenizer.merges) {
     merges.push_back({texts[static_cast<size_t>(merge.left)], texts[static_cast<size_t>(merge.right)]});
   }
   Json added = Json::array();

@@ -16,6 +16,8 @@ class Regex {
   Regex(std::string_view pattern, std::string_view subject);
   /// A pattern that matches `literal` itself.
   static Regex literal(std::string_view literal, std::string_view subject);
+  /// A pattern in the syntax of PCRE2.
+  static Regex pcre2(std::string pattern, std::string_view subject) { return {std::move(pattern), subject, 0}; }
 
  private:
   friend class RegexSearch;

@@ -31,17 +31,6 @@ constexpr int kDeepest = 50;
 
 std::string code_point(char32_t point) { return fmt::format("\\x{{{:X}}}", static_cast<uint32_t>(point)); }
 
-/// The content of a class: "\p{L}" and the ranges that the installed PCRE2 may lack in it.
-std::string category_members(std::string_view category) {
-  std::string out = fmt::format("\\p{{{}}}", category);
-  for (const UnicodeAddition& addition : unicode_additions()) {
-    if (!addition.category.starts_with(category)) continue;
-    out += code_point(addition.first);
-    if (addition.last != addition.first) out += "-" + code_point(addition.last);
-  }
-  return out;
-}
-
 /// One escape or literal: a code point, or the members of a set.
 struct Item {
   std::optional<char32_t> point;
@@ -309,6 +298,25 @@ class Translator {
 
 }  // namespace
 
+std::string category_members(std::string_view category) {
+  std::string out = fmt::format("\\p{{{}}}", category);
+  for (const UnicodeAddition& addition : unicode_additions()) {
+    if (!addition.category.starts_with(category)) continue;
+    out += code_point(addition.first);
+    if (addition.last != addition.first) out += "-" + code_point(addition.last);
+  }
+  return out;
+}
+
 std::string to_pcre2(std::string_view pattern, std::string_view subject) { return Translator(pattern, subject).run(); }
+
+std::string word_members() {
+  // Alphabetic (L, Nl, marks and four ranges of circled letters), M, Nd, Pc and the two join controls.
+  std::string out;
+  for (const char* category : {"L", "M", "Nd", "Nl", "Pc"}) out += category_members(category);
+  return out + "\\x{200C}\\x{200D}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
+}
+
+std::string_view white_space_members() noexcept { return kWhiteSpace; }
 
 }  // namespace caravan

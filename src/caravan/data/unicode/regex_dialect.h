@@ -16,4 +16,11 @@ namespace caravan {
 /// intersections, back references, inline options.
 std::string to_pcre2(std::string_view pattern, std::string_view subject);
 
+/// The members of a general category as the content of a class of PCRE2: with the code points of unicode_additions().
+std::string category_members(std::string_view category);
+/// The same of \w, as UTS 18 of Unicode defines it.
+std::string word_members();
+/// The same of White_Space.
+std::string_view white_space_members() noexcept;
+
 }  // namespace caravan

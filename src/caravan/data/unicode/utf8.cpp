@@ -91,4 +91,22 @@ void append_utf8(std::string& out, char32_t point) {
   }
 }
 
+std::string take_utf8(std::string& pending, bool is_end) {
+  constexpr char32_t kReplacement = 0xFFFD;
+  std::string out;
+  std::string_view rest = pending;
+  while (!rest.empty()) {
+    const Utf8Step step = utf8_step(rest);
+    if (step.kind == Utf8Step::incomplete && !is_end) break;
+    if (step.kind == Utf8Step::complete) {
+      out += rest.substr(0, step.length);
+    } else {
+      append_utf8(out, kReplacement);
+    }
+    rest.remove_prefix(step.length);
+  }
+  pending.erase(0, pending.size() - rest.size());
+  return out;
+}
+
 }  // namespace caravan

@@ -34,6 +34,10 @@ void check_utf8(std::string_view text, std::string_view op, std::string_view sub
 
 void append_utf8(std::string& out, char32_t point);
 
+/// Takes the complete characters from the front of `pending`, with U+FFFD for what is ill-formed. What more bytes could
+/// complete stays, unless `is_end`.
+std::string take_utf8(std::string& pending, bool is_end);
+
 /// True for a continuation byte.
 inline bool is_utf8_tail(char byte) noexcept { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
 

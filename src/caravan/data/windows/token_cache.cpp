@@ -8,7 +8,7 @@
 namespace caravan {
 namespace {
 
-constexpr uint64_t kTokenization = 1;  ///< increment when the same tokenizer.json produces different ids
+constexpr uint64_t kTokenization = 2;  ///< increment when the same tokenizer.json produces different ids
 
 ContentHash content_of(std::span<const std::string_view> documents, const Tokenizer& tokenizer,
                        DataObserver& observer) {

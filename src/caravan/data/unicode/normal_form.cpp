@@ -1,4 +1,4 @@
-#include "caravan/data/unicode/nfc.h"
+#include "caravan/data/unicode/normal_form.h"
 
 #include <algorithm>
 #include <array>
@@ -32,49 +32,69 @@ bool holds(const auto& ranges, auto first, auto last, char32_t point) {
   return behind != ranges.begin() && point <= std::invoke(last, *(behind - 1));
 }
 
+/// Characters added between 9.0 and 14.0 that have a decomposition.
+constexpr std::array<std::pair<char32_t, char32_t>, 9> kLateDecompositions{{
+    {0x32FF, 0x32FF},
+    {0xA7F2, 0xA7F4},
+    {0xAB69, 0xAB69},
+    {0x10781, 0x10785},
+    {0x10787, 0x107B0},
+    {0x107B2, 0x107BA},
+    {0x11938, 0x11938},
+    {0x1F16C, 0x1F16C},
+    {0x1FBF0, 0x1FBF9},
+}};
+
 /// True for a character that is unassigned in Unicode 9.0, which `tokenizers` uses to normalize: it keeps its place,
-/// and nothing moves across it or composes with it.
-bool is_inert(char32_t point) {
+/// nothing moves across it or composes with it, and it does not decompose.
+bool is_inert(char32_t point, NormalForm form) {
   using Range = std::pair<char32_t, char32_t>;
   return holds(kLateMarks, &Range::first, &Range::second, point) ||
+         (form != NormalForm::nfc && holds(kLateDecompositions, &Range::first, &Range::second, point)) ||
          holds(unicode_additions(), &UnicodeAddition::first, &UnicodeAddition::last, point);
 }
 
 bool is_ascii(char byte) { return static_cast<signed char>(byte) >= 0; }
 
-void append_composed(std::string_view text, std::string& out) {
+utf8proc_option_t options_of(NormalForm form) {
+  const bool composes = form == NormalForm::nfc || form == NormalForm::nfkc;
+  const bool is_compatible = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                                        (is_compatible ? UTF8PROC_COMPAT : 0));
+}
+
+void append_mapped(std::string_view text, NormalForm form, std::string& out) {
   if (text.empty()) return;
-  utf8proc_uint8_t* composed = nullptr;
-  const utf8proc_ssize_t size =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                   &composed, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  utf8proc_uint8_t* mapped = nullptr;
+  const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                             static_cast<utf8proc_ssize_t>(text.size()), &mapped, options_of(form));
   if (size < 0) {
     throw ResourceError({.op = "tokenizer",
-                         .subject = "NFC of " + format_bytes(static_cast<int64_t>(text.size())) + " of text",
+                         .subject = "normalizing " + format_bytes(static_cast<int64_t>(text.size())) + " of text",
                          .fact = utf8proc_errmsg(size),
                          .action = "tokenize it in smaller pieces"});
   }
-  out.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(size));
-  std::free(composed);
+  out.append(reinterpret_cast<const char*>(mapped), static_cast<size_t>(size));
+  std::free(mapped);
 }
 
-void append_nfc(std::string_view text, std::string& out) {
+void append_run(std::string_view text, NormalForm form, std::string& out) {
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
     const Utf8Step step = utf8_step(text.substr(at));
-    if (is_inert(step.point)) {
-      append_composed(text.substr(done, at - done), out);
+    if (is_inert(step.point, form)) {
+      append_mapped(text.substr(done, at - done), form, out);
       out.append(text.substr(at, step.length));
       done = at + step.length;
     }
     at += step.length;
   }
-  append_composed(text.substr(done), out);
+  append_mapped(text.substr(done), form, out);
 }
 
 }  // namespace
 
-std::string_view to_nfc(std::string_view text, std::string& scratch) {
+std::string_view to_normal_form(std::string_view text, NormalForm form, std::string& scratch) {
   const auto find_end = [&](size_t from, bool of_ascii) {
     const auto* end = std::find_if(text.begin() + from, text.end(), [=](char c) { return is_ascii(c) != of_ascii; });
     return static_cast<size_t>(end - text.begin());
@@ -88,7 +108,7 @@ std::string_view to_nfc(std::string_view text, std::string& scratch) {
     const size_t base = begin > done ? begin - 1 : begin;
     const size_t end = find_end(begin, false);
     scratch.append(text.substr(done, base - done));
-    if (base < end) append_nfc(text.substr(base, end - base), scratch);
+    if (base < end) append_run(text.substr(base, end - base), form, scratch);
     done = end;
     begin = find_end(end, true);
     if (begin == text.size()) {
