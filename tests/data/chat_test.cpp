@@ -222,6 +222,30 @@ TEST_F(Chats, OfATokenizerWithNfcHaveTheSameTargets) {
             std::pair(std::string("q\xcc\xa3\xcc\x87x"), std::string("_____x")));
 }
 
+/// Such a tokenizer puts a space before a text, or before each part of it.
+TEST_F(Chats, OfATokenizerOfSentencePieceHaveTheirTargetsInAnswers) {
+  const ChatTemplate instructions(
+      "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+      "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}",
+      "t", "", "");
+  const json messages{message("user", "the whale"), message("assistant", "a white\nwhale \u20ac"),
+                      message("user", "again"), message("assistant", "yes")};
+  const std::string document = instructions.render(messages, nullptr, "x").to_json();
+  for (const char* name : {"llama2", "mistral", "gemma"}) {
+    const Tokenizer tokenizer = Tokenizer::load(fixture(std::string("families/") + name + ".json"));
+    const std::string_view view = document;
+    const ChatTokens chat = open_or_build_chats(folder_ / "cache", std::span(&view, 1), tokenizer);
+    std::vector<int64_t> ids(static_cast<size_t>(chat.tokens.size())), marks(ids);
+    chat.tokens.read(0, ids);
+    chat.marks.read(0, marks);
+    std::string of_answers;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if ((marks[i] & kIsAnswer) != 0) of_answers += tokenizer.token_bytes(static_cast<int32_t>(ids[i]));
+    }
+    EXPECT_EQ(of_answers, "a white\nwhale \u20ac</s>yes</s>") << name;
+  }
+}
+
 TEST_F(Chats, AnswerCountsAreSumsOfMarks) {
   std::vector<json> chats;
   for (int i = 0; i < 60; ++i) {

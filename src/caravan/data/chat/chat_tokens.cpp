@@ -64,8 +64,10 @@ class SpelledAnswers {
     constexpr int kLongestCluster = 64;  // characters that compose with the one before the cut
     for (int moved = 0; in_text_ < cut && moved <= kLongestCluster; ++moved) {
       const std::string_view part = std::string_view(chat_.text).substr(in_text_, cut - in_text_);
-      const std::string piece = spelling_of(tokenizer_.encode(part), tokenizer_);
-      if (spelled_.compare(in_spelled_, piece.size(), piece) == 0) {
+      std::string piece = spelling_of(tokenizer_.encode(part), tokenizer_);
+      // Tokenizers of SentencePiece begin a text with a space.
+      if (!follows(piece) && piece.starts_with(' ') && !part.starts_with(' ')) piece.erase(0, 1);
+      if (follows(piece)) {
         in_text_ = cut;
         in_spelled_ += piece.size();
         return;
@@ -82,6 +84,8 @@ class SpelledAnswers {
                      fmt::format("the chat that begins with \"{}\"", chat_.text.substr(0, shown)),
                      "use a tokenizer whose normalizer is NFC, or one without"});
   }
+
+  bool follows(const std::string& piece) const { return spelled_.compare(in_spelled_, piece.size(), piece) == 0; }
 
   const RenderedChat& chat_;
   const std::string& spelled_;

@@ -228,9 +228,13 @@ class StepVisitor {
   }
 
   static bool is_break(char32_t last, char32_t next, utf8proc_int32_t& state) {
-    // For utf8proc, an accent stands for marks that the installed version may not know.
+    // Known characters stand for those that the installed utf8proc does not know, or takes for something else.
     constexpr utf8proc_int32_t kAccent = 0x301;
+    constexpr utf8proc_int32_t kNumberSign = 0x600;  // belongs to what follows
+    constexpr utf8proc_int32_t kLetter = 0x3B1;
     const auto known = [](char32_t point) {
+      if (point == 0x113D1) return kNumberSign;
+      if (point == 0x11A3A) return kLetter;
       return is_late_mark(point) ? kAccent : static_cast<utf8proc_int32_t>(point);
     };
     return utf8proc_grapheme_break_stateful(known(last), known(next), &state);

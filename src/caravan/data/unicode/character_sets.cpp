@@ -168,6 +168,10 @@ constexpr CodePoints kMarks[] = {
     {0x1E023, 0x1E024}, {0x1E026, 0x1E02A}, {0x1E8D0, 0x1E8D6}, {0x1E944, 0x1E94A}, {0xE0100, 0xE01EF},
 };
 
+// M, of version 17.0 but not 16.0.
+constexpr CodePoints kNewestMarks[] = {{0x1ACF, 0x1ADD},   {0x1AE0, 0x1AEB},   {0x10EFA, 0x10EFB}, {0x11B60, 0x11B67},
+                                       {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}};
+
 bool holds(std::span<const CodePoints> ranges, char32_t point) {
   const auto behind = std::ranges::upper_bound(ranges, point, {}, &CodePoints::first);
   return behind != ranges.begin() && point <= std::prev(behind)->last;
@@ -202,7 +206,8 @@ bool is_mark(char32_t point) noexcept { return point >= 0x300 && holds(kMarks, p
 bool is_late_mark(char32_t point) noexcept {
   const std::span<const UnicodeAddition> additions = unicode_additions();
   const auto behind = std::ranges::upper_bound(additions, point, {}, &UnicodeAddition::first);
-  return behind != additions.begin() && point <= std::prev(behind)->last && std::prev(behind)->category[0] == 'M';
+  const bool is_addition = behind != additions.begin() && point <= std::prev(behind)->last;
+  return is_addition ? std::prev(behind)->category[0] == 'M' : holds(kNewestMarks, point);
 }
 
 std::string class_of(std::span<const CodePoints> ranges) {

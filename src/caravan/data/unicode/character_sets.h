@@ -21,7 +21,7 @@ bool is_white_space(char32_t point) noexcept;        ///< White_Space
 bool is_other(char32_t point) noexcept;
 bool is_nonspacing_mark(char32_t point) noexcept;  ///< Mn
 bool is_mark(char32_t point) noexcept;             ///< M, of 9.0
-/// A mark of unicode_additions().
+/// A mark that was added between Unicode 14.0 and 17.0.
 bool is_late_mark(char32_t point) noexcept;
 
 /// A class of PCRE2 with these members.

@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/data/unicode/character_sets.h"
 #include "caravan/data/unicode/unicode_additions.h"
 #include "caravan/data/unicode/utf8.h"
 
@@ -32,10 +33,10 @@ bool holds(const auto& ranges, auto first, auto last, char32_t point) {
   return behind != ranges.begin() && point <= std::invoke(last, *(behind - 1));
 }
 
-/// Characters added between 9.0 and 14.0 that have a decomposition.
+/// Characters added between 9.0 and 14.0, or in 17.0, that have a decomposition.
 constexpr std::array<std::pair<char32_t, char32_t>, 9> kLateDecompositions{{
     {0x32FF, 0x32FF},
-    {0xA7F2, 0xA7F4},
+    {0xA7F1, 0xA7F4},
     {0xAB69, 0xAB69},
     {0x10781, 0x10785},
     {0x10787, 0x107B0},
@@ -51,7 +52,7 @@ bool is_inert(char32_t point, NormalForm form) {
   using Range = std::pair<char32_t, char32_t>;
   return holds(kLateMarks, &Range::first, &Range::second, point) ||
          (form != NormalForm::nfc && holds(kLateDecompositions, &Range::first, &Range::second, point)) ||
-         holds(unicode_additions(), &UnicodeAddition::first, &UnicodeAddition::last, point);
+         holds(unicode_additions(), &UnicodeAddition::first, &UnicodeAddition::last, point) || is_late_mark(point);
 }
 
 bool is_ascii(char byte) { return static_cast<signed char>(byte) >= 0; }
