@@ -85,6 +85,12 @@ PreTokenizer PreTokenizer::gpt2() {
   return PreTokenizer(std::move(stages));
 }
 
+void PreTokenizer::leave_bytes() {
+  PreTokenizerStage& last = stages_.back();
+  last.maps_bytes = false;
+  if (!last.pattern && last.scheme == PrependScheme::never) stages_.pop_back();  // nothing is left of it
+}
+
 void PreTokenizer::split(NormalizedText text, Scratch& scratch, WordSink& sink) const {
   while (scratch.searches.size() < stages_.size()) scratch.searches.push_back(std::make_unique<RegexScratch>());
   scratch.changed.resize(stages_.size());
@@ -101,7 +107,12 @@ void PreTokenizer::run_stage(size_t index, NormalizedText input, Scratch& scratc
   if (stage.replaces_spaces || stage.scheme != PrependScheme::never)
     input = changed(stage, input, scratch.changed[index]);
   const std::string_view text = input.text;
+  const bool is_last = index + 1 == stages_.size() && !stage.maps_bytes;
   const auto pass_on = [&](std::string_view piece) {
+    if (is_last) {
+      sink.word(piece);
+      return;
+    }
     const auto begin = static_cast<size_t>(piece.data() - text.data());
     if (stage.maps_bytes) {
       piece = scratch.mapped[index] = ByteAlphabet::instance().encode(piece);

@@ -48,7 +48,7 @@ class PreTokenizer {
   /// Whether the last stage maps bytes to the byte-level alphabet.
   bool ends_with_byte_level() const noexcept { return !stages_.empty() && stages_.back().maps_bytes; }
   /// For a model that takes bytes: what the last stage would map, it leaves as it is.
-  void leave_bytes() { stages_.back().maps_bytes = false; }
+  void leave_bytes();
 
   /// GPT-2's pattern: contractions, letters, numbers, others, each with at most one leading space, and white space.
   static constexpr std::string_view kGpt2Pattern =
