@@ -30,7 +30,7 @@ constexpr int64_t kSteps = 3;
 using Named = std::map<std::string, at::Tensor>;
 
 struct Acid {
-  ModelKind kind;
+  Architecture arch;
   at::ScalarType rest;
   at::ScalarType leaf;
   double tolerance;
@@ -39,9 +39,9 @@ struct Acid {
   bool freezes_first_stage = false;
 };
 
-ModelConfig config_of(ModelKind kind) {
-  const bool is_gpt2 = kind == ModelKind::gpt2;
-  return {.kind = kind,
+ModelConfig config_of(Architecture kind) {
+  const bool is_gpt2 = kind == Architecture::gpt2();
+  return {.arch = kind,
           .layers = 3,
           .width = 16,
           .heads = 4,
@@ -185,7 +185,7 @@ Found train(Engine& engine, Optimizer& optimizer, int64_t first, int micro_batch
 Found one_process(const Acid& acid, int64_t first, const std::filesystem::path& checkpoint) {
   Found found;
   on_mesh({{"pp", 1}, {"dp", 1}, {"tp", 1}}, [&](const Mesh& mesh) {
-    Model model(config_of(acid.kind));
+    Model model(config_of(acid.arch));
     const Hook uneven = make_uneven(model, acid.freezes_first_stage);
     Strategy strategy = whole_model(model, mesh);
     strategy.compute_dtype = acid.leaf;
@@ -204,7 +204,7 @@ std::vector<Found> many_ranks(const Acid& acid, const std::filesystem::path& fol
   std::vector<Found> ranks(static_cast<size_t>(num_ranks(acid.axes)));
   on_mesh(acid.axes, [&](const Mesh& world_mesh) {
     Mesh mesh = world_mesh;
-    Model model(config_of(acid.kind));
+    Model model(config_of(acid.arch));
     const Hook uneven = make_uneven(model, acid.freezes_first_stage);
     const std::vector<int64_t> part{kRows / mesh["dp"].size() / kMicroBatches, kLength};
     Strategy strategy = whole_model(model, mesh);
@@ -282,16 +282,21 @@ TEST_P(AcidTest, ManyRanksMatchOneProcess) {
 INSTANTIATE_TEST_SUITE_P(
     Models, AcidTest,
     ::testing::Values(
-        Acid{ModelKind::gpt2, at::kDouble, at::kFloat, 1e-12, "gpt2_fp64"},
-        Acid{ModelKind::llama, at::kDouble, at::kFloat, 1e-12, "llama_fp64"},
-        Acid{ModelKind::gpt2, at::kFloat, at::kFloat, 1e-5, "gpt2_fp32"},
-        Acid{ModelKind::llama, at::kFloat, at::kFloat, 1e-5, "llama_fp32"},
-        Acid{ModelKind::gpt2, at::kFloat, at::kBFloat16, 0.05, "gpt2_bf16"},
-        Acid{ModelKind::llama, at::kFloat, at::kBFloat16, 0.05, "llama_bf16"},
-        Acid{ModelKind::gpt2, at::kDouble, at::kFloat, 1e-12, "gpt2_pp2_tp2", {{"pp", 2}, {"dp", 1}, {"tp", 2}}},
-        Acid{ModelKind::llama, at::kDouble, at::kFloat, 1e-12, "llama_pp2_dp3", {{"tp", 1}, {"dp", 3}, {"pp", 2}}},
-        Acid{
-            ModelKind::llama, at::kDouble, at::kFloat, 1e-12, "llama_frozen", {{"pp", 2}, {"dp", 2}, {"tp", 1}}, true}),
+        Acid{Architecture::gpt2(), at::kDouble, at::kFloat, 1e-12, "gpt2_fp64"},
+        Acid{Architecture::llama(), at::kDouble, at::kFloat, 1e-12, "llama_fp64"},
+        Acid{Architecture::gpt2(), at::kFloat, at::kFloat, 1e-5, "gpt2_fp32"},
+        Acid{Architecture::llama(), at::kFloat, at::kFloat, 1e-5, "llama_fp32"},
+        Acid{Architecture::gpt2(), at::kFloat, at::kBFloat16, 0.05, "gpt2_bf16"},
+        Acid{Architecture::llama(), at::kFloat, at::kBFloat16, 0.05, "llama_bf16"},
+        Acid{Architecture::gpt2(), at::kDouble, at::kFloat, 1e-12, "gpt2_pp2_tp2", {{"pp", 2}, {"dp", 1}, {"tp", 2}}},
+        Acid{Architecture::llama(), at::kDouble, at::kFloat, 1e-12, "llama_pp2_dp3", {{"tp", 1}, {"dp", 3}, {"pp", 2}}},
+        Acid{Architecture::llama(),
+             at::kDouble,
+             at::kFloat,
+             1e-12,
+             "llama_frozen",
+             {{"pp", 2}, {"dp", 2}, {"tp", 1}},
+             true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

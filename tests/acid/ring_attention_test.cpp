@@ -19,9 +19,9 @@ using Axes = std::vector<AxisSize>;
 using Hooks = std::vector<Hook>;
 
 /// GPT-2 with tied embeddings, or Llama with grouped heads and RoPE.
-ModelConfig model_of(ModelKind kind) {
-  const bool is_gpt2 = kind == ModelKind::gpt2;
-  ModelConfig model = shrunken({.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2});
+ModelConfig model_of(Architecture kind) {
+  const bool is_gpt2 = kind == Architecture::gpt2();
+  ModelConfig model = shrunken({.arch = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2});
   model.dropout = 0;  // of attention weights: the technique has none
   return model;
 }
@@ -58,14 +58,14 @@ class RingAttentionTest : public ::testing::TestWithParam<Case> {};
 
 /// Loss, every gradient, norm and update; row r of the batch has r % 5 tokens without a target.
 TEST_P(RingAttentionTest, MatchesOneProcess) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Proof proof = prove({.name = GetParam().name,
                                .model = model_of(kind),
                                .axes = GetParam().axes,
                                .arrange = GetParam().arrange,
                                .num_micro_batches = 2,
                                .dtype = GetParam().dtype});
-    EXPECT_TRUE(proof.holds()) << name(kind) << ": " << proof.to_string();
+    EXPECT_TRUE(proof.holds()) << kind.name << ": " << proof.to_string();
     EXPECT_GT(proof.num_parameters, 20);
     EXPECT_LE(proof.tolerance, GetParam().dtype == at::kDouble ? 1e-10 : 3e-5);
   }
@@ -97,7 +97,7 @@ TrainBatch batch_of(const Engine& engine, int64_t step) {
 }
 
 /// 3 steps with dropout, but of attention weights; evaluation and a sample.
-std::vector<Found> train(ModelKind kind, int cp, Arrangement (*arrange)(Model& model, Mesh& mesh)) {
+std::vector<Found> train(Architecture kind, int cp, Arrangement (*arrange)(Model& model, Mesh& mesh)) {
   std::vector<Found> ranks(static_cast<size_t>(cp));
   on_mesh({{"cp", cp}}, [&](const Mesh& world_mesh) {
     Mesh mesh = world_mesh;
@@ -143,7 +143,7 @@ Arrangement without_weight_dropout(Model& model, Mesh& mesh) {
 }
 
 TEST(RingAttention, DropsEvaluatesAndSamplesLikeOneProcess) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Found want = train(kind, 1, without_weight_dropout).front();
     EXPECT_FALSE(want.sample.empty());
     for (const Found& got : train(kind, 4, ring)) {

@@ -9,7 +9,9 @@ namespace {
 
 /// Llama: 8 experts of width 96, two for each token, a shared one of width 40 with a gate.
 ModelConfig llama() {
-  return {.kind = ModelKind::llama,
+  Architecture arch = Architecture::llama();
+  arch.qkv_bias = true;
+  return {.arch = arch,
           .layers = 3,
           .width = 64,
           .heads = 8,
@@ -18,7 +20,6 @@ ModelConfig llama() {
           .vocabulary = 100,
           .hidden = 96,
           .tie_embeddings = false,
-          .qkv_bias = true,
           .moe = {.experts = 8, .shared_hidden = 40, .shared_gate = true}};
 }
 constexpr double kLlamaExpert = 3. * 64 * 96;
@@ -40,7 +41,7 @@ MemoryShape shape_of(const ModelConfig& model, int64_t ep, int64_t tp = 1) {
 TEST(ExpertFormulas, ParametersMatchTheModel) {
   std::vector<ModelConfig> models{llama(), gpt2()};
   for (const auto change : {+[](ModelConfig& m) { m.moe = {}; }, +[](ModelConfig& m) { m.moe.shared_hidden = 24; },
-                            +[](ModelConfig& m) { m.qkv_bias = m.kind == ModelKind::llama; },
+                            +[](ModelConfig& m) { m.arch.qkv_bias = m.arch.is_gated; },
                             +[](ModelConfig& m) { m.moe.shared_gate = m.moe.has_shared(); }}) {
     for (ModelConfig model : {llama(), gpt2()}) {
       change(model);

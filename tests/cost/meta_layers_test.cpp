@@ -79,7 +79,7 @@ ModelConfig gpt2(double dropout = 0) {
 
 ModelConfig llama(double dropout = 0) {
   ModelConfig config = gpt2(dropout);
-  config.kind = ModelKind::llama;
+  config.arch = Architecture::llama();
   config.kv_heads = 2;
   return config;
 }
@@ -101,10 +101,10 @@ std::unique_ptr<Module> tiled(std::unique_ptr<Layer> layer, const std::vector<in
   return layer;
 }
 
-template <class Norm>
+template <bool has_bias>
 std::unique_ptr<Module> split_norm_of() {
   static const Mesh mesh = Mesh::create(make_record_world(0, 2), {{"tp", 2}});
-  auto norm = std::make_unique<Norm>(96, 1e-5);
+  auto norm = std::make_unique<Norm>(96, 1e-5, has_bias);
   norm->set_row_reduction(axis_reduction(mesh["tp"], Replicate{}));
   return norm;
 }
@@ -122,7 +122,7 @@ std::vector<Case> cases() {
     return linear;
   };
   const auto tiled_experts = [] {
-    auto moe = std::make_unique<Moe<GatedMlp>>(with_experts(llama()));
+    auto moe = std::make_unique<Moe>(with_experts(llama()));
     cut_into(dynamic_cast<Experts&>(moe->find("experts")), {1, 1});
     return moe;
   };
@@ -131,22 +131,22 @@ std::vector<Case> cases() {
       {"linear", of<Linear>(Linear::Options{.in = 96, .out = 50, .bias = true}), narrow},
       {"linear without bias", of<Linear>(Linear::Options{.in = 96, .out = 50, .bias = false}), narrow},
       {"linear with an adapter", with_lora, narrow},
-      {"layer norm", of<LayerNorm>(96, 1e-5), narrow},
-      {"rms norm", of<RmsNorm>(96, 1e-5), narrow},
-      {"split layer norm", split_norm_of<LayerNorm>, narrow},
-      {"split rms norm", split_norm_of<RmsNorm>, narrow},
+      {"layer norm", of<Norm>(96, 1e-5, true), narrow},
+      {"rms norm", of<Norm>(96, 1e-5, false), narrow},
+      {"split layer norm", split_norm_of<true>, narrow},
+      {"split rms norm", split_norm_of<false>, narrow},
       {"dropout", of<Dropout>(0.1), narrow},
       {"mlp", of<Mlp>(gpt2()), narrow},
       {"mlp with dropout", of<Mlp>(gpt2(0.1)), narrow},
-      {"gated mlp", of<GatedMlp>(llama()), narrow},
-      {"attention", of<Attention>(gpt2(), std::shared_ptr<RopeTable>()), narrow},
-      {"attention with dropout", of<Attention>(gpt2(0.1), std::shared_ptr<RopeTable>()), narrow},
-      {"attention of documents", of<Attention>(gpt2(), std::shared_ptr<RopeTable>()), narrow, pack},
-      {"grouped attention", [=] { return std::make_unique<Attention>(llama(), rope()); }, narrow},
-      {"grouped attention with dropout", [=] { return std::make_unique<Attention>(llama(0.1), rope()); }, narrow},
-      {"grouped attention of documents", [=] { return std::make_unique<Attention>(llama(), rope()); }, narrow, pack},
-      {"experts", of<Moe<Mlp>>(with_experts(gpt2())), narrow},
-      {"gated experts", of<Moe<GatedMlp>>(with_experts(llama())), narrow},
+      {"gated mlp", of<Mlp>(llama()), narrow},
+      {"attention", of<Attention>(gpt2(), 0, std::shared_ptr<RopeTable>()), narrow},
+      {"attention with dropout", of<Attention>(gpt2(0.1), 0, std::shared_ptr<RopeTable>()), narrow},
+      {"attention of documents", of<Attention>(gpt2(), 0, std::shared_ptr<RopeTable>()), narrow, pack},
+      {"grouped attention", [=] { return std::make_unique<Attention>(llama(), 0, rope()); }, narrow},
+      {"grouped attention with dropout", [=] { return std::make_unique<Attention>(llama(0.1), 0, rope()); }, narrow},
+      {"grouped attention of documents", [=] { return std::make_unique<Attention>(llama(), 0, rope()); }, narrow, pack},
+      {"experts", of<Moe>(with_experts(gpt2())), narrow},
+      {"gated experts", of<Moe>(with_experts(llama())), narrow},
       {"embedding", of<InputEmbedding>(gpt2(0.1)), [](at::TensorOptions options) { return Tensors{ids(options)}; }},
       {"head", [] { return std::make_unique<Head>(gpt2(), nullptr); }, narrow},
       {"loss", [] { return std::make_unique<Head>(llama(), nullptr); }, labelled},

@@ -40,15 +40,15 @@ struct Case {
 };
 
 /// All experts take every token, so that the choice is known.
-ModelConfig config_of(const Case& of, ModelKind kind) {
-  return {.kind = kind,
+ModelConfig config_of(const Case& of, Architecture kind) {
+  return {.arch = kind,
           .layers = 3,
           .width = 64,
           .heads = 4,
           .context = kLength,
           .vocabulary = 500,
-          .tie_embeddings = kind == ModelKind::gpt2,
-          .dropout = kind == ModelKind::gpt2 && of.has_dropout ? 0.1 : 0,
+          .tie_embeddings = kind == Architecture::gpt2(),
+          .dropout = kind == Architecture::gpt2() && of.has_dropout ? 0.1 : 0,
           .moe = {.experts = of.has_experts ? 2 : 0}};
 }
 
@@ -59,7 +59,7 @@ int64_t largest_unit(const ModelConfig& config) {
 }
 
 /// Takes three steps; the last two are alike.
-Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, ModelKind kind, at::ScalarType type,
+Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, Architecture kind, at::ScalarType type,
                at::Device device) {
   Mesh mesh = Mesh::create(world, of.axes.empty() ? std::vector<AxisSize>{{"dp", of.ranks}} : of.axes);
   Model model(config_of(of, kind));
@@ -88,7 +88,7 @@ Taken taken_by(const Case& of, const std::shared_ptr<Communicator>& world, Model
 }
 
 /// By rank.
-std::map<int, Taken> taken_by_threads(const Case& of, ModelKind kind, at::ScalarType type) {
+std::map<int, Taken> taken_by_threads(const Case& of, Architecture kind, at::ScalarType type) {
   std::map<int, Taken> all;
   std::mutex mutex;
   run_thread_ranks(of.ranks, [&](const std::shared_ptr<Communicator>& world) {
@@ -167,13 +167,13 @@ TEST_P(MetaSteps, UseTheMemoryOfRealOnes) {
   GetParam().needs.check();
   const std::string chosen = products_in_use();
   use_products("mkl bf16=fp32 attention=fp32");  // whose memory is known to the byte
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       for (const auto& [rank, real] : taken_by_threads(GetParam(), kind, type)) {
         const auto world = make_record_world(rank, GetParam().ranks, {.ranks_per_host = GetParam().ranks});
         const Taken meta = taken_by(GetParam(), world, kind, type, at::kMeta);
         const std::string what =
-            fmt::format("{} of {} in {}, rank {}", GetParam().name, name(kind), c10::toString(type), rank);
+            fmt::format("{} of {} in {}, rank {}", GetParam().name, kind.name, c10::toString(type), rank);
         expect_same(real, meta, what,
                     {.unknown = GetParam().unknown,
                      .buffers = GetParam().has_transfers ? 3 * largest_unit(config_of(GetParam(), kind)) : 0});

@@ -119,7 +119,7 @@ ModelConfig gpt2(double dropout) {
   return {.layers = 6, .width = 192, .heads = 6, .context = 256, .vocabulary = 2000, .dropout = dropout};
 }
 ModelConfig llama(double dropout, int64_t kv_heads = 2) {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .layers = 6,
           .width = 192,
           .heads = 6,

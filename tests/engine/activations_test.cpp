@@ -45,7 +45,7 @@ ModelConfig gpt2(int64_t layers = 4) {
   return {.layers = layers, .width = 32, .heads = 4, .context = 32, .vocabulary = 61, .dropout = 0.1};
 }
 ModelConfig llama(int64_t layers = 4) {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .layers = layers,
           .width = 32,
           .heads = 4,
@@ -270,7 +270,7 @@ TEST(Activations, TakeTheDeviceLessAtItsPeak) {
       const Found stays = run(what, Tier::device)[0];
       EXPECT_EQ(run(dry, Tier::device)[0].peak, stays.peak);
       for (const Tier tier : {Tier::host, Tier::disk}) {
-        SCOPED_TRACE(fmt::format("{} to {}, recomputes {}", name(model.kind), name(tier), recomputed));
+        SCOPED_TRACE(fmt::format("{} to {}, recomputes {}", model.arch.name, name(tier), recomputed));
         const Found moves = run(what, tier)[0];
         const Found rehearsed = run(dry, tier)[0];
         const int64_t num_moved = model.layers - 1;  // the backward of the last block is near

@@ -26,7 +26,7 @@ const ModelConfig kGpt2{.layers = 3,
                         .tie_embeddings = false,
                         .dropout = 0.25,
                         .norm_epsilon = 1e-6};
-const ModelConfig kLlama{.kind = ModelKind::llama,
+const ModelConfig kLlama{.arch = Architecture::llama(),
                          .layers = 2,
                          .width = 24,
                          .heads = 6,
@@ -45,12 +45,12 @@ ModelConfig mixtral() {
 }
 ModelConfig qwen2() {
   ModelConfig config = kLlama;
-  config.qkv_bias = true;
+  config.arch.qkv_bias = true;
   return config;
 }
 ModelConfig qwen2_moe() {
   ModelConfig config = kLlama;
-  config.qkv_bias = true;
+  config.arch.qkv_bias = true;
   config.moe = {.experts = 8, .normalize = false, .shared_hidden = 70, .shared_gate = true, .balance_loss = 0};
   return config;
 }
@@ -59,7 +59,7 @@ TEST(HuggingfaceConfig, roundTrips) {
   ModelConfig gpt2 = kGpt2;
   gpt2.kv_heads = 0;
   ModelConfig other_qwen2_moe = qwen2_moe();
-  other_qwen2_moe.qkv_bias = false;
+  other_qwen2_moe.arch.qkv_bias = false;
   other_qwen2_moe.moe.normalize = true;
   const std::vector<std::pair<ModelConfig, std::string>> models{
       {gpt2, "gpt2"},         {kLlama, "llama"},          {qwen2(), "qwen2"},
@@ -87,13 +87,13 @@ TEST(HuggingfaceConfig, aModelThatTransformersLacksIsRefusedByItsSetting) {
                 AllOf(HasSubstr(key + ":"), HasSubstr("has no such model"), HasSubstr(nearest)));
   };
   refused(
-      kGpt2, [](ModelConfig& c) { c.moe.experts = 4; }, "model.kind", "mixtral");
+      kGpt2, [](ModelConfig& c) { c.moe.experts = 4; }, "moe.experts", "gpt2");
   refused(
       mixtral(), [](ModelConfig& c) { c.moe.gates = Gates::sigmoid; }, "moe.gates", "mixtral");
   refused(
-      mixtral(), [](ModelConfig& c) { c.moe.normalize = false; }, "moe.normalize", "(qwen2_moe)");
+      mixtral(), [](ModelConfig& c) { c.moe.normalize = false; }, "moe.normalize", "mixtral");
   refused(
-      mixtral(), [](ModelConfig& c) { c.qkv_bias = true; }, "model.qkv_bias", "(qwen2_moe)");
+      mixtral(), [](ModelConfig& c) { c.arch.qkv_bias = true; }, "model.qkv_bias", "mixtral");
   refused(
       qwen2_moe(), [](ModelConfig& c) { c.moe.shared_gate = false; }, "moe.shared_gate", "qwen2_moe");
 }
@@ -120,13 +120,47 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
     EXPECT_EQ(parse_config_text(text, "manifest.json"), config);
     EXPECT_EQ(parse_special_tokens(text, "manifest.json"), tokens);
   }
-  EXPECT_EQ(config_text(kLlama, tokens), huggingface_config(kLlama, tokens)) << "as in older checkpoints";
+}
 
+TEST(ConfigText, everySettingIsChecked) {
   const auto refusal = [&](const char* key, const json& value) {
-    json object = json::parse(config_text(gpt2));
+    json object = json::parse(config_text(mixtral()));
+    object["settings"][key] = value;
+    return error_of<DataError>([&] { parse_config_text(object.dump(), "some/manifest.json"); });
+  };
+  EXPECT_THAT(refusal("moe.gates", "relu"), AllOf(HasSubstr("moe.gates"), HasSubstr("is \"relu\"")));
+  EXPECT_THAT(refusal("moe.top_k", nullptr), HasSubstr("moe.top_k"));
+  EXPECT_THAT(refusal("moe.top_k", 7), AllOf(HasSubstr("moe.top_k"), HasSubstr("some/manifest.json")));
+  EXPECT_THAT(refusal("model.full_layers", "odd"), HasSubstr("model.full_layers"));
+  EXPECT_THAT(refusal("model.colour", 1), AllOf(HasSubstr("model.colour"), HasSubstr("no setting of a model")));
+  EXPECT_THAT(refusal("model.parallel", "yes"), HasSubstr("model.parallel"));
+}
+
+/// A config.json, with all settings of experts in a member `moe`.
+TEST(ConfigText, ofEarlierVersionsIsRead) {
+  const SpecialTokens tokens{.begin = 3, .end = {4}};
+  EXPECT_EQ(parse_config_text(huggingface_config(kLlama, tokens), "manifest.json"), kLlama);
+  ModelConfig gpt2 = kGpt2;
+  gpt2.kv_heads = 0;
+  json old = json::parse(huggingface_config(gpt2, tokens));
+  old["moe"] = {{"experts", 5},         {"top_k", 1},           {"gates", "sigmoid"}, {"normalize", false},
+                {"shared_hidden", 9},   {"shared_gate", false}, {"capacity", 1.25},   {"balance", "batch"},
+                {"balance_loss", 0.02}, {"z_loss", 0.001}};
+  const auto refusal = [&](const char* key, const json& value) {
+    json object = old;
     object["moe"][key] = value;
     return error_of<DataError>([&] { parse_config_text(object.dump(), "some/manifest.json"); });
   };
+  old["moe"]["capacity"] = 0;
+  gpt2.moe = {.experts = 5,
+              .top_k = 1,
+              .gates = Gates::sigmoid,
+              .normalize = false,
+              .shared_hidden = 9,
+              .balance = BalanceScope::batch,
+              .balance_loss = 0.02,
+              .z_loss = 0.001};
+  EXPECT_EQ(parse_config_text(old.dump(), "manifest.json"), gpt2);
   EXPECT_THAT(refusal("gates", "relu"), AllOf(HasSubstr("moe.gates"), HasSubstr("is 'relu'")));
   EXPECT_THAT(refusal("balance", "none"), AllOf(HasSubstr("moe.balance"), HasSubstr("is 'none'")));
   EXPECT_THAT(refusal("top_k", nullptr), AllOf(HasSubstr("moe.top_k"), HasSubstr("is missing")));
@@ -134,7 +168,7 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
 }
 
 TEST(HuggingfaceConfig, ownRulesAreWrittenOut) {
-  const ModelConfig config{.kind = ModelKind::llama, .width = 24, .heads = 6, .vocabulary = 9};
+  const ModelConfig config{.arch = Architecture::llama(), .width = 24, .heads = 6, .vocabulary = 9};
   const json written = json::parse(huggingface_config(config, {.begin = 7, .end = {8}}, "bfloat16"));
   EXPECT_EQ(written["num_key_value_heads"], 6);
   EXPECT_EQ(written["intermediate_size"], 64);
@@ -188,7 +222,7 @@ TEST(HuggingfaceConfig, missingKeysOfExpertsHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(qwen2_moe.hidden, 3);
   EXPECT_EQ(qwen2_moe.norm_epsilon, 1e-6);
   EXPECT_EQ(qwen2_moe.rope_theta, 10000);
-  EXPECT_TRUE(qwen2_moe.qkv_bias);
+  EXPECT_TRUE(qwen2_moe.arch.qkv_bias);
   EXPECT_EQ(qwen2_moe.moe, (MoeConfig{.experts = 8,
                                       .top_k = 4,
                                       .normalize = false,
@@ -200,7 +234,7 @@ TEST(HuggingfaceConfig, missingKeysOfExpertsHaveTheDefaultsOfTransformers) {
                                   {"sliding_window", 4},
                                   {"layer_types", {"full_attention"}}});
   EXPECT_EQ(qwen2.kv_heads, 32);
-  EXPECT_TRUE(qwen2.qkv_bias);
+  EXPECT_TRUE(qwen2.arch.qkv_bias);
   EXPECT_FALSE(qwen2.moe.is_used());
 }
 
@@ -287,42 +321,37 @@ struct Refusal {
 
 TEST(HuggingfaceConfig, unsupportedSettingsAreRefusedByKey) {
   const std::vector<Refusal> refusals{
-      {kGpt2, "activation_function", "relu", "is 'relu'"},
-      {kGpt2, "activation_function", "gelu", "is 'gelu'"},
+      {kGpt2, "activation_function", "mish", "is 'mish'"},
       {kGpt2, "scale_attn_by_inverse_layer_idx", true, "is true"},
       {kGpt2, "scale_attn_weights", false, "is false"},
       {kGpt2, "add_cross_attention", true, "is true"},
       {kGpt2, "resid_pdrop", 0.5, "attn_pdrop is 0.25"},
       {kGpt2, "quantization_config", {{"bits", 4}}, "quantized"},
-      {kGpt2, "model_type", "bloom", "is 'bloom'; the supported types are gpt2, llama, qwen2, mixtral and qwen2_moe"},
-      {mixtral(), "model_type", "qwen3_moe", "separate norms"},
+      {kGpt2, "model_type", "gptj", "is 'gptj'; the supported types are gpt2, llama, mistral, "},
+      {kLlama, "model_type", "qwen4", "the nearest is 'qwen"},
+      {kLlama, "model_type", "gemma3", "its text part alone is gemma3_text"},
       {kGpt2, "n_layer", nullptr, "is missing"},
       {kGpt2, "n_layer", "3", "not a count"},
       {kGpt2, "n_layer", 1.5, "not a count"},
       {kGpt2, "n_layer", -1, "not a count"},
       {kGpt2, "n_embd", int64_t{1} << 62, "not a count"},
       {kGpt2, "layer_norm_epsilon", "small", "not a number"},
-      {kLlama, "hidden_act", "gelu", "is 'gelu'"},
-      {kLlama, "attention_bias", true, "is true"},
-      {kLlama, "mlp_bias", true, "is true"},
+      {kLlama, "hidden_act", "quick_gelu", "is 'quick_gelu'"},
       {kLlama, "mlp_bias", 1, "not true or false"},
-      {kLlama, "head_dim", 8, "hidden_size 24 over 6 heads is 4"},
-      {kLlama, "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "is 'llama3'"},
-      {kLlama, "rope_scaling", {{"type", "linear"}, {"factor", 8.0}}, "is 'linear'"},
-      {kLlama, "rope_parameters", {{"rope_type", "yarn"}}, "is 'yarn'"},
+      {kLlama, "num_hidden_layers", 1 << 20, "is above 65536"},
+      {kLlama, "rope_scaling", {{"rope_type", "mrope"}, {"factor", 8.0}}, "is 'mrope'; there are default, linear"},
+      {kLlama, "rope_parameters", {{"rope_type", "yarn"}}, "is missing"},
+      {kLlama, "rope_parameters", {{"rope_type", "longrope"}, {"short_factor", {1, "a"}}}, "not a list of numbers"},
       {kLlama, "rope_parameters", 3, "not an object"},
-      {kLlama, "rope_parameters", {{"partial_rotary_factor", 0.5}}, "is 0.5, not 1"},
-      {mixtral(), "sliding_window", 16, "is not null"},
+      {mixtral(), "sliding_window", -16, "not a whole number"},
       {mixtral(), "router_jitter_noise", 0.1, "is 0.1, not 0"},
-      {mixtral(), "hidden_act", "gelu", "is 'gelu'"},
       {mixtral(), "num_local_experts", nullptr, "is missing"},
       {qwen2_moe(), "num_experts", 0, "not a count"},
-      {qwen2_moe(), "decoder_sparse_step", 2, "some layers have no experts"},
-      {qwen2_moe(), "mlp_only_layers", {1}, "layers without experts"},
-      {qwen2_moe(), "use_sliding_window", true, "is true"},
+      {qwen2_moe(), "mlp_only_layers", {-1}, "not a list of numbers of layers"},
       {qwen2_moe(), "shared_expert_intermediate_size", nullptr, "is missing"},
-      {qwen2(), "use_sliding_window", true, "is true"},
-      {qwen2(), "layer_types", {"full_attention", "sliding_attention"}, "another type than full_attention"},
+      {qwen2(), "layer_types", {"full_attention", "sliding_attention"}, "there is no sliding_window in use"},
+      {qwen2(), "layer_types", {"full_attention", "linear_attention"}, "which is neither full_attention nor"},
+      {qwen2(), "layer_types", {"full_attention"}, "is not a list of 2 types"},
   };
   for (const Refusal& refusal : refusals) {
     json object = json::parse(huggingface_config(refusal.config));
@@ -338,6 +367,17 @@ TEST(HuggingfaceConfig, impossibleModelsAndOtherTextAreRefused) {
   object["num_key_value_heads"] = 4;
   EXPECT_THAT(error_of<DataError>([&] { parse_huggingface_config(object.dump(), "config.json"); }),
               HasSubstr("4 kv_heads do not divide 6 heads"));
+  const auto refusal = [](const ModelConfig& config, const char* key, const json& value) {
+    json changed = json::parse(huggingface_config(config));
+    changed[key] = value;
+    return error_of<DataError>([&] { parse_huggingface_config(changed.dump(), "config.json"); });
+  };
+  EXPECT_THAT(refusal(kLlama, "rope_parameters", {{"rope_type", "longrope"}, {"short_factor", {1}}}),
+              HasSubstr("1 short and 0 long factors"));
+  EXPECT_THAT(refusal(kLlama, "rope_parameters", {{"partial_rotary_factor", 0.75}}),
+              HasSubstr("cannot be rotated in pairs"));
+  EXPECT_THAT(refusal(qwen2_moe(), "decoder_sparse_step", 3), HasSubstr("\"every 1\" of 2 layers"));
+  EXPECT_THAT(refusal(qwen2_moe(), "mlp_only_layers", {0, 1}), HasSubstr("\"every 1\" of 2 layers"));
   object = json::parse(huggingface_config(mixtral()));
   object["num_experts_per_tok"] = 7;
   EXPECT_THAT(error_of<DataError>([&] { parse_huggingface_config(object.dump(), "config.json"); }),

@@ -30,13 +30,13 @@ struct Exported {
   Tokenizer tokenizer;
 };
 
-Exported export_to(const fs::path& folder, ModelKind kind, bool tied = true) {
+Exported export_to(const fs::path& folder, Architecture kind, bool tied = true) {
   const std::string text = "the whale and the sea and the whale and the ship";
   const std::vector<std::string_view> documents{text};
-  Exported out{{.kind = kind, .layers = 2, .width = 12, .heads = 3, .context = 8, .vocabulary = 261},
+  Exported out{{.arch = kind, .layers = 2, .width = 12, .heads = 3, .context = 8, .vocabulary = 261},
                {},
                train_bpe(documents, 260)};
-  if (kind == ModelKind::llama) out.config.kv_heads = 1;
+  if (kind == Architecture::llama()) out.config.kv_heads = 1;
   out.config.tie_embeddings = tied;
   out.config.hidden = out.config.hidden_width();  // as a config.json says it
   Model model(out.config);
@@ -49,7 +49,7 @@ Exported export_to(const fs::path& folder, ModelKind kind, bool tied = true) {
 }
 
 TEST(HuggingFaceFolder, ComesBackBitForBit) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool tied : {true, false}) {
       const TemporaryFolder folder;
       const Exported out = export_to(folder / "new", kind, tied);
@@ -68,7 +68,7 @@ TEST(HuggingFaceFolder, ComesBackBitForBit) {
 /// What a model with such weights says is nothing but NaN.
 TEST(HuggingFaceFolder, WeightsThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
-  Exported out = export_to(folder / "new", ModelKind::llama);
+  Exported out = export_to(folder / "new", Architecture::llama());
   out.parameters[3].second.view(-1)[5].fill_(std::nan(""));
   write_huggingface(folder / "new", out.config, out.parameters, out.tokenizer, {});
   const std::string fact = out.parameters[3].first + " has values that are not finite";
@@ -77,7 +77,7 @@ TEST(HuggingFaceFolder, WeightsThatAreNotFiniteAreNamed) {
 }
 
 ModelConfig small_mixtral() {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .layers = 2,
           .width = 12,
           .heads = 3,
@@ -101,7 +101,7 @@ NamedTensors starting_values(const ModelConfig& config) {
 
 TEST(HuggingFaceFolder, ExpertsComeBackByteForByte) {
   ModelConfig qwen2_moe = small_mixtral();
-  qwen2_moe.qkv_bias = true;
+  qwen2_moe.arch.qkv_bias = true;
   qwen2_moe.moe = {.experts = 4, .normalize = false, .shared_hidden = 6, .shared_gate = true};
   for (const ModelConfig& config : {small_mixtral(), qwen2_moe}) {
     const TemporaryFolder folder;
@@ -131,7 +131,7 @@ TEST(HuggingFaceFolder, AModelThatTransformersLacksLeavesNoFolder) {
 
 TEST(HuggingFaceFolder, ReadsShardsAndHalfPrecision) {
   const TemporaryFolder folder;
-  const Exported out = export_to(folder.path(), ModelKind::llama);
+  const Exported out = export_to(folder.path(), Architecture::llama());
   NamedTensors theirs = to_huggingface(out.config, out.parameters);
   for (auto& [name, tensor] : theirs) tensor = tensor.to(at::kBFloat16);
   const NamedTensors first(theirs.begin(), theirs.begin() + 3), second(theirs.begin() + 3, theirs.end());
@@ -152,7 +152,7 @@ TEST(HuggingFaceFolder, ReadsShardsAndHalfPrecision) {
 
 TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
   const TemporaryFolder folder;
-  export_to(folder.path(), ModelKind::gpt2);
+  export_to(folder.path(), Architecture::gpt2());
   const auto refusal = [&] { return message_of<DataError>([&] { read_huggingface(folder.path()); }); };
   const std::string weights = read_file(folder / "model.safetensors");
 
@@ -182,7 +182,7 @@ TEST(HuggingFaceFolder, NamesWhatIsMissingOrDamaged) {
 /// The folder's tokenizer does not name its end-of-text token: only the other files do.
 TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
   const TemporaryFolder folder;
-  const Exported out = export_to(folder / "made", ModelKind::llama);
+  const Exported out = export_to(folder / "made", Architecture::llama());
   const std::map<std::string, std::string> files{
       {"generation_config.json", "{ \"eos_token_id\": [97, 98],\n\"do_sample\": true, \"vendor\": {\"x\": 1}}"},
       {"tokenizer_config.json", R"({"eos_token": {"content": "a"}, "chat_template": "{{ m }}"})"},
@@ -219,7 +219,7 @@ TEST(HuggingFaceFolder, SpecialTokensAndTextFilesPassThroughARun) {
 /// Only config.json names the token. A run that is trained further must know it from its own files.
 TEST(HuggingFaceFolder, ARunKnowsTheEndOfTextThatOnlyConfigJsonNames) {
   const TemporaryFolder folder;
-  const Exported out = export_to(folder / "theirs", ModelKind::gpt2);
+  const Exported out = export_to(folder / "theirs", Architecture::gpt2());
   write_huggingface(folder / "theirs", out.config, out.parameters, Tokenizer::bytes(), {{.end = {98}}, {}});
   fs::remove(folder / "theirs/tokenizer_config.json");
   on_ranks({{"dp", 1}},
@@ -230,7 +230,7 @@ TEST(HuggingFaceFolder, ARunKnowsTheEndOfTextThatOnlyConfigJsonNames) {
 
 TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
   const TemporaryFolder folder;
-  const Exported out = export_to(folder / "theirs", ModelKind::llama, false);
+  const Exported out = export_to(folder / "theirs", Architecture::llama(), false);
   for (const int ranks : {1, 3}) {
     on_ranks({{"dp", ranks}},
              [&](const Mesh& mesh) { import_run(read_huggingface(folder / "theirs"), folder / "run", mesh); });

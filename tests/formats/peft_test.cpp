@@ -63,7 +63,7 @@ class Peft : public ::testing::Test {
     return refusal([&](json& root) { root[key] = value; });
   }
 
-  const ModelConfig config_{.kind = ModelKind::llama,
+  const ModelConfig config_{.arch = Architecture::llama(),
                             .layers = 2,
                             .width = 16,
                             .heads = 2,

@@ -52,7 +52,7 @@ struct Case {
 /// For any ranks and groups, the sum of the residuals is preserved. If the axis is the same, each coordinate gets its
 /// own back; otherwise coordinate 0 gets all.
 TEST(StateCheckpoint, KeepsTheSumOfResidualsForAnyNumberOfRanks) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   const StrategyChoice topk{.hook = hook_of("topk", {{"hook_fraction", 0.05}})};
   const StrategyChoice powersgd{.hook = hook_of("powersgd", {{"hook_rank", 1}})};
   const StrategyChoice hsdp{.data_parallel = technique_of("hsdp", {{"shard", 2}, {"accumulate", "full"}}),
@@ -101,7 +101,7 @@ class Moments final : public StateOwner {
 
 /// Each rank gets its own back. Other numbers of ranks get the mean; if there was one for all, each gets that.
 TEST(StateCheckpoint, KeepsOptimizersOfRanksThatStepApart) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   for (const int after : {1, 2, 3}) {
     for (const bool is_apart : {true, false}) {
       const TemporaryFolder folder;
@@ -161,7 +161,7 @@ class FurtherOwner final : public StateOwner {
 };
 
 TEST(StateCheckpoint, SavesAndReadsAFurtherOwner) {
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   const TemporaryFolder folder;
   at::Tensor want;
   const StrategyChoice shards{.data_parallel = technique_of("zero3", {{"share", "off"}})};
@@ -198,7 +198,7 @@ TEST(StateCheckpoint, SavesAndReadsAFurtherOwner) {
 
 /// Moments are stored in flat buffers, whose gaps take memory too; a storage counts once.
 TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   with_engine({.data_parallel = technique_of("zero2", {{"share", "off"}})}, problem, 3, [&](Engine& engine, Model&) {
     AdamW optimizer(engine.state());
     TrainingState state;
@@ -213,12 +213,12 @@ TEST(StateCheckpoint, CountsTheMemoryOfFlatBuffers) {
 /// A part of another shape is refused for any number of coordinates, and nothing is changed.
 TEST(StateCheckpoint, RefusesPartsOfAnotherShape) {
   const TemporaryFolder folder;
-  Problem other(ModelKind::gpt2);
+  Problem other(Architecture::gpt2());
   other.config.width = 32;
   with_engine({}, other, 2, [&](Engine& engine, Model&) {
     save(std::make_unique<Moments>(engine, /*is_apart=*/true), engine.mesh(), folder.path());
   });
-  with_engine({}, Problem(ModelKind::gpt2), 3, [&](Engine& engine, Model&) {
+  with_engine({}, Problem(Architecture::gpt2()), 3, [&](Engine& engine, Model&) {
     auto moments = std::make_unique<Moments>(engine, /*is_apart=*/true);
     const at::Tensor momentum = moments->flat().fill_(7);
     try {

@@ -18,17 +18,17 @@ using ::testing::HasSubstr;
 
 const SamplingOptions kGreedy{.temperature = 0};
 
-class Generate : public ::testing::TestWithParam<ModelKind> {
+class Generate : public ::testing::TestWithParam<Architecture> {
  protected:
   static std::unique_ptr<Model> model(int64_t vocabulary, int64_t context = 24, uint64_t seed = 2) {
-    ModelConfig config{.kind = GetParam(),
+    ModelConfig config{.arch = GetParam(),
                        .layers = 2,
                        .width = 16,
                        .heads = 4,
                        .context = context,
                        .vocabulary = vocabulary,
                        .tie_embeddings = false};
-    if (GetParam() == ModelKind::llama) config.kv_heads = 2;
+    if (GetParam() == Architecture::llama()) config.kv_heads = 2;
     auto made = make_model(config);
     made->materialise(Mesh::create(make_record_world(0, 1), {{"dp", 1}}), {}, {.seed = seed});
     const at::NoGradGuard no_grad;
@@ -50,8 +50,8 @@ class Generate : public ::testing::TestWithParam<ModelKind> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, Generate, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, Generate, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 /// The ids of greedy generation with a full forward pass per token, over a window that drops its earlier half.
 std::vector<int32_t> by_full_forwards(Model& model, std::vector<int32_t> ids, int64_t count) {

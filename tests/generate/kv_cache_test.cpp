@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 /// With a cache the products have another number of rows and round differently: a few fp32 roundings.
 constexpr double kTolerance = 2e-6;
 
-class CachedModel : public ::testing::TestWithParam<ModelKind> {
+class CachedModel : public ::testing::TestWithParam<Architecture> {
  protected:
   at::Tensor run(const at::Tensor& ids) {
     return model_->run({ids}, {.phase = Phase::evaluate, .positions = cache_->positions(ids.size(1))}).front();
@@ -106,8 +106,8 @@ TEST_P(CachedModel, hooksOnTheModelEncloseBothStages) {
   EXPECT_TRUE(outputs[1].squeeze(1).equal(logits));
 }
 
-INSTANTIATE_TEST_SUITE_P(, CachedModel, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(, CachedModel, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace caravan::kv_cache_test

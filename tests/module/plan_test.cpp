@@ -539,8 +539,8 @@ TEST(Plan, RefusesATensorThatTheDryRunHasNotSeen) {
 
 // ---- the real models ----
 
-Plan column_row_of(ModelKind kind) {
-  const bool has_bias = kind == ModelKind::gpt2;
+Plan column_row_of(Architecture kind) {
+  const bool has_bias = kind == Architecture::gpt2();
   const auto columns = [&](const std::string& pattern) {
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", tp(shard(0))}}};
     if (has_bias) row.parameters.push_back({"bias", tp(shard(0))});
@@ -566,7 +566,7 @@ Plan column_row_of(ModelKind kind) {
 }
 
 /// The stream is sharded along the sequence from the token embedding to the loss.
-Plan sequence_parallel_of(ModelKind kind) {
+Plan sequence_parallel_of(Architecture kind) {
   Plan plan = column_row_of(kind);
   plan.name = "sequence_parallel";
   for (Plan::Row& row : plan.rows) {
@@ -577,7 +577,7 @@ Plan sequence_parallel_of(ModelKind kind) {
     for (const std::string& name : names) row.parameters.push_back({name, tp(kI), tp(kR)});
     plan.rows.push_back(row);
   };
-  const bool is_gpt2 = kind == ModelKind::gpt2;
+  const bool is_gpt2 = kind == Architecture::gpt2();
   leaf_is_replicated("*norm",
                      is_gpt2 ? std::vector<std::string>{"weight", "bias"} : std::vector<std::string>{"weight"});
   leaf_is_replicated("embedding.token", {"weight"});
@@ -588,19 +588,19 @@ Plan sequence_parallel_of(ModelKind kind) {
   return plan;
 }
 
-class PlanOfModel : public ::testing::TestWithParam<ModelKind> {};
+class PlanOfModel : public ::testing::TestWithParam<Architecture> {};
 
 /// With dropout, so that random numbers are compared too. fp64: 1e-10 as for all sums in another order.
 TEST_P(PlanOfModel, MatchesOneProcess) {
-  const ModelConfig config{.kind = GetParam(),
+  const ModelConfig config{.arch = GetParam(),
                            .layers = 2,
                            .width = 16,
                            .heads = 4,
-                           .kv_heads = GetParam() == ModelKind::llama ? 2 : 0,
+                           .kv_heads = GetParam() == Architecture::llama() ? 2 : 0,
                            .context = 8,
                            .vocabulary = 24,
                            .hidden = 24,
-                           .tie_embeddings = GetParam() == ModelKind::gpt2,
+                           .tie_embeddings = GetParam() == Architecture::gpt2(),
                            .dropout = 0.25};
   Batch batch;
   const at::Tensor tokens = at::arange(4 * 9).mul(7).remainder(24).view({4, 9});
@@ -611,18 +611,18 @@ TEST_P(PlanOfModel, MatchesOneProcess) {
   const auto make = [&] { return make_model(config); };
   const auto whole = make();
   const Named want = on_one_process(*whole, batch);
-  for (const Plan& plan : {column_row_of(config.kind), sequence_parallel_of(config.kind)}) {
+  for (const Plan& plan : {column_row_of(config.arch), sequence_parallel_of(config.arch)}) {
     for (const int n : {1, 2}) {
       SCOPED_TRACE(plan.name + " on " + std::to_string(n));
       expect_same(under(plan, {{"tp", n}}, batch, make), want, 1e-10);
     }
   }
-  const auto applied = apply(column_row_of(config.kind), *make(), recorded(), {{4, 8}, {4, 8}});
+  const auto applied = apply(column_row_of(config.arch), *make(), recorded(), {{4, 8}, {4, 8}});
   EXPECT_EQ(applied.loss_layout(), tp(kI));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, PlanOfModel, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, PlanOfModel, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace caravan::testing::plan_test

@@ -143,7 +143,7 @@ TEST(Accumulations, goThroughADerivation) {
   EXPECT_LT(distance(leaf.grad(), 3 * x.sum(0).expand({5, 6})), 1e-6);
 }
 
-class ModelDeposits : public ::testing::TestWithParam<std::tuple<ModelKind, bool>> {
+class ModelDeposits : public ::testing::TestWithParam<std::tuple<Architecture, bool>> {
  protected:
   /// The gradients of one backward without a sink.
   static NamedTensors taken_gradients(Model& model) {
@@ -198,10 +198,10 @@ TEST_P(ModelDeposits, ofMicroBatchesInFlightAddUp) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, ModelDeposits,
-                         ::testing::Combine(::testing::Values(ModelKind::gpt2, ModelKind::llama), ::testing::Bool()),
+                         ::testing::Combine(::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                                            ::testing::Bool()),
                          [](const auto& info) {
-                           return std::string(name(std::get<0>(info.param))) +
-                                  (std::get<1>(info.param) ? "_tied" : "_untied");
+                           return std::get<0>(info.param).name + (std::get<1>(info.param) ? "_tied" : "_untied");
                          });
 
 }  // namespace

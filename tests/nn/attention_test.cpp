@@ -50,7 +50,7 @@ TEST(Attention, seesTheKeysUpToTheOneInOrder) {
   const at::Tensor causal = at::ones({kLength, kLength}, at::kBool).tril();
   for (const at::Tensor& order : orders()) {
     Tensors x = operands(), y = operands();
-    AttentionCore core(0);
+    AttentionCore core({});
     const at::Tensor out = core.run({x[0].index_select(1, order), x[1], x[2], order}, {}).front();
     const at::Tensor want = formula(y, causal).index_select(1, order);
     EXPECT_LT(distance(out, want), 1e-13) << order;
@@ -70,7 +70,7 @@ TEST(Attention, staysWithinADocument) {
   const at::Tensor visible = documents.unsqueeze(2).eq(documents.unsqueeze(1)).logical_and(causal).unsqueeze(1);
   const ForwardContext context{.documents = documents};
   for (const double dropout : {0.0, 1e-12}) {  // the second takes the path for dropout
-    AttentionCore core(dropout);
+    AttentionCore core({.dropout = dropout});
     Tensors x = operands(), y = operands();
     const at::Tensor out = core.run({x[0], x[1], x[2]}, context).front();
     const at::Tensor want = formula(y, visible);
@@ -88,7 +88,7 @@ TEST(Attention, staysWithinADocument) {
 }
 
 TEST(Attention, ofAPieceDropsWhatTheWholeDrops) {
-  AttentionCore core(0.4);
+  AttentionCore core({.dropout = 0.4});
   const Tensors x = operands(4);
   const at::Tensor whole = core.run({x[0], x[1], x[2]}, {.seed = 3}).front();
   for (const at::Tensor& order : orders()) {
@@ -107,7 +107,7 @@ TEST(Attention, ofAPieceDropsWhatTheWholeDrops) {
 }
 
 TEST(Attention, needsTheWholeSequence) {
-  AttentionCore core(0);
+  AttentionCore core({});
   const Tensors x = operands();
   ForwardContext piece;
   piece.set(Dim::sequence, {0, kLength, 2 * kLength});
@@ -126,7 +126,7 @@ TEST(Attention, needsTheWholeSequence) {
   EXPECT_THROW(core.run({x[0], x[1], x[2]}, {.documents = at::zeros({kBatch, 3}, at::kLong)}), ShapeError);
 }
 
-class Positions : public ::testing::TestWithParam<ModelKind> {};
+class Positions : public ::testing::TestWithParam<Architecture> {};
 
 /// Texts packed into one row, with positions and documents, give the same as separate texts.
 TEST_P(Positions, andDocumentsSeparatePackedTexts) {
@@ -178,8 +178,8 @@ TEST_P(Positions, ofOtherTokensAreRefused) {
               HasSubstr("the tokens are a piece of a sequence"));
 }
 
-INSTANTIATE_TEST_SUITE_P(, Positions, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(, Positions, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace caravan::attention_test

@@ -108,7 +108,7 @@ TEST(CounterDropout, largeTensorsAreSplitInvisibly) {
 TEST(CounterDropout, anIndexOfAnotherTensorIsRefused) {
   EXPECT_THROW(dropped(at::ones({2, 4}), 0.5, {{}, {0, 3, 8}}), ShapeError);
   const auto model = testing::whole_model([] {
-    ModelConfig config = testing::tiny_config(ModelKind::gpt2);
+    ModelConfig config = testing::tiny_config(Architecture::gpt2());
     config.dropout = 0.3;
     return config;
   }());
@@ -118,7 +118,7 @@ TEST(CounterDropout, anIndexOfAnotherTensorIsRefused) {
               ::testing::HasSubstr("embedding.dropout, batch: 3 elements of 8, but the tensor has 2"));
 }
 
-class ModelDropout : public ::testing::TestWithParam<ModelKind> {};
+class ModelDropout : public ::testing::TestWithParam<Architecture> {};
 
 /// Rank 1 of 3 and its second micro-batch compute what one process computes for their sequences.
 TEST_P(ModelDropout, isThatOfTheGlobalBatch) {
@@ -167,8 +167,8 @@ TEST_P(ModelDropout, aTinyOneChangesNothingElse) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, ModelDropout, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(, ModelDropout, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace caravan::dropout_test

@@ -19,9 +19,9 @@ using testing::one_rank;
 
 constexpr int64_t kRows = 2, kLength = 6;
 
-ModelConfig config_of(ModelKind kind, const MoeConfig& moe) {
+ModelConfig config_of(Architecture kind, const MoeConfig& moe) {
   return {
-      .kind = kind, .layers = 1, .width = 8, .heads = 2, .context = kLength, .vocabulary = 11, .hidden = 5, .moe = moe};
+      .arch = kind, .layers = 1, .width = 8, .heads = 2, .context = kLength, .vocabulary = 11, .hidden = 5, .moe = moe};
 }
 
 /// A module in fp64 with random values, biases too.
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
 /// Gates, and the gradients of x and the weight for a loss of the gates plus those of the router.
 TEST_P(RouterKinds, MatchesAutograd) {
   const MoeConfig moe = GetParam();
-  const auto router = make<Router>(config_of(ModelKind::llama, moe));
+  const auto router = make<Router>(config_of(Architecture::llama(), moe));
   const at::Tensor x = input(), weight = value(*router, "weight"), want_x = x.detach().clone().requires_grad_();
   const at::Tensor factors = normal({kRows, kLength, moe.experts}, 7).to(at::kDouble);
   const Tensors got = router->run({x}, {.phase = Phase::forward});
@@ -106,7 +106,7 @@ TEST_P(RouterKinds, MatchesAutograd) {
 /// An evaluation does not include these losses.
 TEST(Router, AddsItsLossesInTrainingOnly) {
   const MoeConfig moe{.experts = 4, .balance_loss = 0.5, .z_loss = 0.1};
-  const auto router = make<Router>(config_of(ModelKind::llama, moe));
+  const auto router = make<Router>(config_of(Architecture::llama(), moe));
   const auto gradient_in = [&](const ForwardContext& context) {
     const at::Tensor x = input();
     router->run({x}, context)[0].sum().mul(0).backward();
@@ -129,7 +129,7 @@ TEST(Router, TakesTheFirstOfEqualScores) {
 /// ones, in the order of the sequence.
 TEST(Router, DropsWhatIsBeyondCapacity) {
   const MoeConfig moe{.experts = 2, .top_k = 2, .capacity = 0.5};
-  const auto router = make<Router>(config_of(ModelKind::llama, moe));
+  const auto router = make<Router>(config_of(Architecture::llama(), moe));
   const at::Tensor x = input();
   const at::Tensor all = router->run({x}, {.phase = Phase::evaluate})[1];
   EXPECT_EQ(all.lt(0).sum().item<int64_t>(), 0) << "capacity is for training";
@@ -152,7 +152,7 @@ TEST(Router, DropsWhatIsBeyondCapacity) {
 
 TEST(Router, CountsItsLoad) {
   const MoeConfig moe{.experts = 3};
-  const auto router = make<Router>(config_of(ModelKind::llama, moe));
+  const auto router = make<Router>(config_of(Architecture::llama(), moe));
   const Tensors got = router->run({input()}, {.phase = Phase::forward});
   router->run({input(5)}, {.phase = Phase::recompute});  // of a forward that was counted
   const RouterLoad load = router->take_load();
@@ -163,7 +163,7 @@ TEST(Router, CountsItsLoad) {
 }
 
 TEST(Router, NeedsTheSharesOfABatch) {
-  const auto router = make<Router>(config_of(ModelKind::llama, {.experts = 3, .balance = BalanceScope::batch}));
+  const auto router = make<Router>(config_of(Architecture::llama(), {.experts = 3, .balance = BalanceScope::batch}));
   EXPECT_THROW(router->run({input()}, {.phase = Phase::forward}), UsageError);
   {
     const at::NoGradGuard no_grad;
@@ -177,8 +177,7 @@ TEST(Router, NeedsTheSharesOfABatch) {
 }
 
 /// Every expert with every token, times gates that are mostly zero.
-template <class Feed>
-at::Tensor dense(Moe<Feed>& moe, const ModelConfig& config, const at::Tensor& x, std::map<std::string, at::Tensor>& p) {
+at::Tensor dense(Moe& moe, const ModelConfig& config, const at::Tensor& x, std::map<std::string, at::Tensor>& p) {
   for (Parameter* parameter : moe.parameters()) p[parameter->name()] = value(moe, parameter->name());
   const Reference routed = route(x, p["router.weight"], config.moe);
   const int64_t f = config.hidden_width(), h = config.width;
@@ -187,7 +186,7 @@ at::Tensor dense(Moe<Feed>& moe, const ModelConfig& config, const at::Tensor& x,
   for (int64_t e = 0; e < config.moe.experts; ++e) {
     at::Tensor up = at::matmul(x, part("experts.up", e, f).t());
     at::Tensor out;
-    if (config.kind == ModelKind::llama) {
+    if (config.arch == Architecture::llama()) {
       const at::Tensor gate = at::matmul(x, part("experts.gate", e, f).t());
       out = at::matmul(at::silu(gate) * up, part("experts.down", e, h).t());
     } else {
@@ -199,7 +198,7 @@ at::Tensor dense(Moe<Feed>& moe, const ModelConfig& config, const at::Tensor& x,
   if (config.moe.has_shared()) {
     at::Tensor up = at::matmul(x, p["shared.up.weight"].t());
     at::Tensor out;
-    if (config.kind == ModelKind::llama) {
+    if (config.arch == Architecture::llama()) {
       out = at::matmul(at::silu(at::matmul(x, p["shared.gate.weight"].t())) * up, p["shared.down.weight"].t());
     } else {
       out = at::matmul(at::gelu(up + p["shared.up.bias"], "tanh"), p["shared.down.weight"].t()) + p["shared.down.bias"];
@@ -210,9 +209,8 @@ at::Tensor dense(Moe<Feed>& moe, const ModelConfig& config, const at::Tensor& x,
   return y;
 }
 
-template <class Feed>
 void expect_dense(const ModelConfig& config) {
-  const auto moe = make<Moe<Feed>>(config);
+  const auto moe = make<Moe>(config);
   const at::Tensor x = input(), want_x = x.detach().clone().requires_grad_();
   std::map<std::string, at::Tensor> parameters;
   const at::Tensor factors = normal({kRows, kLength, 8}, 9).to(at::kDouble);
@@ -234,18 +232,18 @@ TEST(Moe, IsEveryExpertTimesItsGate) {
   MoeConfig gated = shared;
   gated.shared_gate = true;
   for (const MoeConfig& moe : {plain, shared, gated}) {
-    expect_dense<Mlp>(config_of(ModelKind::gpt2, moe));
-    expect_dense<GatedMlp>(config_of(ModelKind::llama, moe));
+    expect_dense(config_of(Architecture::gpt2(), moe));
+    expect_dense(config_of(Architecture::llama(), moe));
   }
 }
 
 /// An expert that no token chooses has a gradient of zero, not none.
 TEST(Experts, WithoutTokensHaveAGradientOfZero) {
-  const auto experts = make<Experts>(config_of(ModelKind::gpt2, {.experts = 3, .top_k = 1}));
+  const auto experts = make<Experts>(config_of(Architecture::gpt2(), {.experts = 3, .top_k = 1}));
   const at::Tensor all_to_one = at::full({kRows, kLength, 1}, 1, at::kLong);
   const at::Tensor gates = at::ones({kRows, kLength, 1}, at::kDouble);
   experts->run({input(), gates, all_to_one}, {}).front().sum().backward();
-  for (const std::string& name : expert_tables(ModelKind::gpt2)) {
+  for (const std::string& name : expert_tables(Architecture::gpt2())) {
     const at::Tensor of_experts = gradient(*experts, name).reshape({3, -1});
     EXPECT_EQ(of_experts[0].norm().item<double>(), 0) << name;
     EXPECT_GT(of_experts[1].norm().item<double>(), 0) << name;
@@ -254,7 +252,7 @@ TEST(Experts, WithoutTokensHaveAGradientOfZero) {
 }
 
 TEST(Experts, DivideAmongRanks) {
-  Experts experts(config_of(ModelKind::llama, {.experts = 8}));
+  Experts experts(config_of(Architecture::llama(), {.experts = 8}));
   const auto undo = experts.take_part(1, 2);
   EXPECT_EQ(experts.first(), 4);
   const auto undo_part = experts.take_part(1, 2);

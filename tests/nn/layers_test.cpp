@@ -22,8 +22,8 @@ using testing::distance;
 using testing::normal;
 using testing::Slots;
 
-at::Tensor gelu_of(const at::Tensor& x) { return tanh_gelu(x, {}, ""); }
-at::Tensor swiglu_of(const at::Tensor& gate, const at::Tensor& up) { return swiglu(gate, up, {}, ""); }
+at::Tensor gelu_of(const at::Tensor& x) { return activated(Activation::gelu_tanh, x, {}, ""); }
+at::Tensor swiglu_of(const at::Tensor& gate, const at::Tensor& up) { return gated(Activation::silu, gate, up, {}, ""); }
 
 class Elementwise : public ::testing::TestWithParam<int64_t> {};
 

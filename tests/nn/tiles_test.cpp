@@ -185,7 +185,7 @@ TEST(Tiles, LossAndLogitsEqualAten) {
   for (const int64_t length : {1, 37, 700}) {
     const int64_t vocabulary = length == 700 ? 1501 : draw(seed, 2, 60);  // several chunks of tokens
     const ModelConfig config{
-        .kind = ModelKind::llama, .layers = 1, .width = 6, .heads = 1, .context = 700, .vocabulary = vocabulary};
+        .arch = Architecture::llama(), .layers = 1, .width = 6, .heads = 1, .context = 700, .vocabulary = vocabulary};
     Head head(config, nullptr);
     const auto values = values_of(head);
     cut_into(head, random_sizes(seed, vocabulary));
@@ -215,7 +215,7 @@ TEST(Tiles, LossAndLogitsEqualAten) {
 
 TEST(Tiles, LossOfNoTargetsIsZero) {
   const ModelConfig config{
-      .kind = ModelKind::llama, .layers = 1, .width = 6, .heads = 1, .context = 9, .vocabulary = 11};
+      .arch = Architecture::llama(), .layers = 1, .width = 6, .heads = 1, .context = 9, .vocabulary = 11};
   Head head(config, nullptr);
   const auto values = values_of(head);
   cut_into(head, {4, 7});
@@ -231,8 +231,8 @@ TEST(Tiles, LossOfNoTargetsIsZero) {
 
 /// Tiles of whole experts, against the same layer without tiles (whose reference is ATen, in experts_test.cpp).
 TEST(Tiles, ExpertsEqualThemselves) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
-    const ModelConfig config{.kind = kind,
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
+    const ModelConfig config{.arch = kind,
                              .layers = 1,
                              .width = 8,
                              .heads = 2,

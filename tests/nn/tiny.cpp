@@ -40,22 +40,22 @@ NamedTensors gradients(Model& model) {
   return all;
 }
 
-ModelConfig tiny_config(ModelKind kind, bool tied) {
-  ModelConfig config{.kind = kind, .layers = 2, .width = 18, .heads = 3, .context = 13, .vocabulary = 23, .hidden = 29};
-  if (kind == ModelKind::llama) config.kv_heads = 1;
+ModelConfig tiny_config(Architecture kind, bool tied) {
+  ModelConfig config{.arch = kind, .layers = 2, .width = 18, .heads = 3, .context = 13, .vocabulary = 23, .hidden = 29};
+  if (kind == Architecture::llama()) config.kv_heads = 1;
   config.tie_embeddings = tied;
   return config;
 }
 
 ModelConfig tiny_mixtral() {
-  ModelConfig config = tiny_config(ModelKind::llama, false);
+  ModelConfig config = tiny_config(Architecture::llama(), false);
   config.moe = {.experts = 5, .top_k = 2};
   return config;
 }
 
 ModelConfig tiny_qwen2_moe() {
   ModelConfig config = tiny_mixtral();
-  config.qkv_bias = true;
+  config.arch.qkv_bias = true;
   config.moe.normalize = false;
   config.moe.shared_hidden = 7;
   config.moe.shared_gate = true;

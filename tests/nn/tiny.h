@@ -25,7 +25,7 @@ void set_parameters(Model& model, const NamedTensors& values);
 NamedTensors gradients(Model& model);
 
 /// Sizes that are not multiples of any vector width.
-ModelConfig tiny_config(ModelKind kind, bool tied = true);
+ModelConfig tiny_config(Architecture kind, bool tied = true);
 /// Untied Llamas with experts: as Mixtral has them, and with the biases and the shared expert of Qwen2-MoE.
 ModelConfig tiny_mixtral();
 ModelConfig tiny_qwen2_moe();

@@ -30,7 +30,7 @@ void read_as(Module& module, const Layout& layout) {
   for (Parameter* parameter : module.parameters()) parameter->set_unsharded(parameter->unsharded(), layout);
 }
 
-class TypedModel : public ::testing::TestWithParam<ModelKind> {
+class TypedModel : public ::testing::TestWithParam<Architecture> {
  protected:
   static ModelConfig config() {
     ModelConfig config = testing::tiny_config(GetParam());
@@ -78,8 +78,8 @@ TEST_P(TypedModel, needsTheKeysOfTheWholeSequence) {
               HasSubstr("blocks.0.attention.core"));
 }
 
-INSTANTIATE_TEST_SUITE_P(, TypedModel, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(, TypedModel, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 /// Columns, then rows: the output is partial, and so must the bias be.
 TEST(Typed, aSplitMlpMakesAPartialOutput) {

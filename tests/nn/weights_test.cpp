@@ -34,14 +34,14 @@ at::Tensor slice(const at::Tensor& whole, const Box& box) {
   return piece;
 }
 
-class StartingValues : public ::testing::TestWithParam<ModelKind> {};
+class StartingValues : public ::testing::TestWithParam<Architecture> {};
 
 TEST_P(StartingValues, arePiecesOfTheSameWholeInEveryLayout) {
   ModelConfig config = tiny_config(GetParam(), false);
   config.vocabulary = 24;
   config.context = 12;
   config.hidden = 30;
-  config.kv_heads = GetParam() == ModelKind::llama ? 3 : 0;
+  config.kv_heads = GetParam() == Architecture::llama() ? 3 : 0;
   const auto whole = testing::whole_model(config);
   for (const Placement& placement : {Placement(Shard{.dim = 0}), Placement(Shard{.dim = 1}), Placement(Replicate{})}) {
     for (int rank = 0; rank < 6; ++rank) {
@@ -126,27 +126,34 @@ TEST_P(StartingValues, aStepNeedsNoMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, StartingValues, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(, StartingValues, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(ModelConfig, whatNoModelCanHaveIsRefusedByKey) {
   const auto refusal = [](auto change) {
-    ModelConfig config = tiny_config(ModelKind::llama);
+    ModelConfig config = tiny_config(Architecture::llama());
     change(config);
     return error_of<UsageError>([&] { make_model(config); });
   };
   EXPECT_THAT(refusal([](auto& c) { c.heads = 4; }), HasSubstr("model.heads: 4 heads do not divide width 18"));
   EXPECT_THAT(refusal([](auto& c) { c.heads = 6; }), HasSubstr("heads of width 3 cannot be rotated in pairs"));
   EXPECT_THAT(refusal([](auto& c) { c.kv_heads = 2; }), HasSubstr("2 kv_heads do not divide 3 heads"));
-  EXPECT_THAT(refusal([](auto& c) { c.kind = ModelKind::gpt2; }), HasSubstr("no grouped-query attention"));
   EXPECT_THAT(refusal([](auto& c) { c.layers = 0; }), HasSubstr("model.layers: 0 is not between 1"));
   EXPECT_THAT(refusal([](auto& c) { c.dropout = 1; }), HasSubstr("model.dropout: 1 is not in [0, 1)"));
   EXPECT_THAT(refusal([](auto& c) { c.vocabulary = -3; }), HasSubstr("model.vocabulary"));
-  EXPECT_THAT(error_of<UsageError>([] { model_kind("lama"); }), HasSubstr("the nearest is 'llama'"));
+  EXPECT_THAT(refusal([](auto& c) { c.own_head_width = 5; }), HasSubstr("use head_width = 6"));
+  EXPECT_THAT(refusal([](auto& c) { c.rope_fraction = 0.5; }), HasSubstr("cannot be rotated in pairs"));
+  EXPECT_THAT(refusal([](auto& c) { c.full_layers = LayerSet::parse("0, 2"); }), HasSubstr("layer 2 of 2"));
+  EXPECT_THAT(refusal([](auto& c) { c.arch.has_one_norm = true; }), HasSubstr("not parallel"));
+  EXPECT_THAT(refusal([](auto& c) { c.rope_scaling = {.kind = RopeScalingKind::dynamic, .factor = 2}; }),
+              HasSubstr("rope_original_context"));
+  EXPECT_THAT(refusal([](auto& c) { c.rope_scaling = {.kind = RopeScalingKind::longrope, .factor = 2}; }),
+              HasSubstr("0 short and 0 long factors"));
+  EXPECT_THAT(refusal([](auto& c) { c.logits_cap = -1; }), HasSubstr("model.logits_cap: -1 is not 0 or more"));
 }
 
 TEST(ModelInputs, thatDoNotFitAreRefused) {
-  const ModelConfig config = tiny_config(ModelKind::gpt2);
+  const ModelConfig config = tiny_config(Architecture::gpt2());
   const auto model = testing::whole_model(config);
   at::Tensor ids = testing::tokens(2, 5, config.vocabulary);
   ids[1][2] = 23;

@@ -31,7 +31,7 @@ struct Case {
   bool has_adapters = false;
   bool overlaps = true;
   bool has_documents = false;
-  ModelKind kind = ModelKind::gpt2;
+  Architecture arch = Architecture::gpt2();
   int micro_batches = 3;
 };
 
@@ -54,16 +54,16 @@ Case case_of(const Values& values) {
            .has_adapters = values[4] == 1,
            .overlaps = values[5] == 1,
            .has_documents = values[6] == 1,
-           .kind = values[7] == 1 ? ModelKind::llama : ModelKind::gpt2,
+           .arch = values[7] == 1 ? Architecture::llama() : Architecture::gpt2(),
            .micro_batches = 1 + 2 * static_cast<int>(values[8])};
   if (one.schedule == "interleaved") one.micro_batches += 1;  // takes groups of as many micro-batches as ranks
   return one;
 }
 
 ProveCase to_prove(const Case& of) {
-  ModelConfig model = shrunken({.kind = of.kind, .tie_embeddings = of.kind == ModelKind::gpt2});
+  ModelConfig model = shrunken({.arch = of.arch, .tie_embeddings = of.arch == Architecture::gpt2()});
   model.dropout = 0;
-  model.kv_heads = of.kind == ModelKind::llama ? 2 : 0;
+  model.kv_heads = of.arch == Architecture::llama() ? 2 : 0;
   model.hidden = 32;
   model.context = of.context.degree == 3 ? 12 : 16;
   if (of.experts > 0) model.moe = {.experts = 4, .top_k = 2, .balance_loss = 0.1};
@@ -171,7 +171,7 @@ TEST(Compositions, RingsMatchOneProcess) {
                                .technique = "ddp",
                                .overlaps = overlaps,
                                .has_documents = has_documents,
-                               .kind = ModelKind::llama,
+                               .arch = Architecture::llama(),
                                .micro_batches = 1}));
       }
     }

@@ -79,7 +79,7 @@ const std::vector<Variant>& variants() {
   return all;
 }
 
-ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) {
+ProveCase case_of(const Variant& variant, Architecture kind, at::ScalarType dtype) {
   StrategyChoice choice = variant.choice;
   choice.tensor_parallel.degree = variant.degree("tp");
   if (choice.tensor_parallel.is_used()) needs({"1d"});
@@ -89,7 +89,7 @@ ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) 
   choice.sequences = 2 * variant.degree("ep");
   ProveCase what{
       .name = variant.name,
-      .model = shrunken({.kind = kind, .moe = variant.moe}),
+      .model = shrunken({.arch = kind, .moe = variant.moe}),
       .axes = variant.axes,
       .arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); },
       .num_micro_batches = 2,
@@ -98,7 +98,7 @@ ProveCase case_of(const Variant& variant, ModelKind kind, at::ScalarType dtype) 
       .dtype = dtype,
       .tolerance = dtype == at::kDouble ? 1e-12 : 1e-5};
   what.model.hidden = 12;
-  what.model.dropout = kind == ModelKind::gpt2 ? 0.1 : 0;  // other kernels, and no ring
+  what.model.dropout = kind == Architecture::gpt2() ? 0.1 : 0;  // other kernels, and no ring
   what.model.moe.shared_hidden = variant.moe.shared_hidden;
   return what;
 }
@@ -110,7 +110,8 @@ INSTANTIATE_TEST_SUITE_P(Axes, ProveExperts, ::testing::ValuesIn(variants()),
 
 TEST_P(ProveExperts, MatchesOneProcess) {
   GetParam().needs.check();
-  for (const auto& [kind, dtype] : {std::pair(ModelKind::llama, at::kDouble), std::pair(ModelKind::gpt2, at::kFloat)}) {
+  for (const auto& [kind, dtype] :
+       {std::pair(Architecture::llama(), at::kDouble), std::pair(Architecture::gpt2(), at::kFloat)}) {
     const ProveCase what = case_of(GetParam(), kind, dtype);
     SCOPED_TRACE(what.to_string());
     const Proof proof = prove(what);
@@ -120,7 +121,7 @@ TEST_P(ProveExperts, MatchesOneProcess) {
 
 /// Ranks of ep round as one process does: it runs their rows as micro-batches.
 TEST(ProveExpertsIn, Bf16) {
-  for (const ModelKind kind : {ModelKind::llama, ModelKind::gpt2}) {
+  for (const Architecture& kind : {Architecture::llama(), Architecture::gpt2()}) {
     ProveCase what = case_of({"ep2", {{"dp", 1}, {"ep", 2}}, {.experts = 4, .top_k = 4}}, kind, at::kFloat);
     what.compute_dtype = at::kBFloat16;
     what.tolerance = std::nullopt;

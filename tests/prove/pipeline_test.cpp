@@ -25,7 +25,7 @@ std::vector<std::string> flush_schedules() {
 
 struct Case {
   StrategyChoice choice{};
-  ModelKind kind = ModelKind::gpt2;  ///< gpt2 with tied embeddings, llama without
+  Architecture arch = Architecture::gpt2();  ///< gpt2 with tied embeddings, llama without
   int micro_batches = 4;
   std::vector<AxisSize> others{};  ///< other than pp
   std::string beside{};
@@ -35,9 +35,9 @@ struct Case {
 /// One layer more than there are stages: they are unlike.
 ProveCase to_prove(Case of) {
   const PipelineChoice& pipeline = of.choice.pipeline;
-  ModelConfig model = shrunken({.kind = of.kind, .tie_embeddings = of.kind == ModelKind::gpt2});
-  model.kv_heads = of.kind == ModelKind::llama ? 2 : 0;
-  model.dropout = of.kind == ModelKind::gpt2 ? 0.1 : 0;  // other kernels, and no ring
+  ModelConfig model = shrunken({.arch = of.arch, .tie_embeddings = of.arch == Architecture::gpt2()});
+  model.kv_heads = of.arch == Architecture::llama() ? 2 : 0;
+  model.dropout = of.arch == Architecture::gpt2() ? 0.1 : 0;  // other kernels, and no ring
   model.layers = pipeline.num_stages() + 1;
   model.hidden = 32;
   model.context = 16;
@@ -72,11 +72,11 @@ std::vector<Case> product() {
   for (const std::string& schedule : flush_schedules()) {
     for (const int stages : {2, 3, 4}) {
       for (const int micro_batches : {1, 4, 7}) {
-        for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+        for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
           for (const char* recompute : {"none", "selective", "full", "stage"}) {
             for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
               Case one{.choice = {.pipeline = pipeline_of(schedule, stages)},
-                       .kind = kind,
+                       .arch = kind,
                        .micro_batches = micro_batches,
                        .dtype = dtype};
               one.choice.recompute = recompute_of(recompute);
@@ -114,10 +114,10 @@ std::vector<Case> beside_data() {
   };
   for (const Setting& data : choices) {
     for (const std::string& schedule : flush_schedules()) {
-      for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+      for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
         for (const char* recompute : {"none", "full", "stage"}) {
           Case one{.choice = {.data_parallel = data, .pipeline = pipeline_of(schedule, 2)},
-                   .kind = kind,
+                   .arch = kind,
                    .others = {{"dp", data.name() == "hsdp" ? 4 : 2}},
                    .beside = data.name()};
           one.choice.recompute = recompute_of(recompute);
@@ -154,7 +154,7 @@ std::vector<Case> beside_splits() {
   std::vector<Case> all;
   for (const SplitCase& split : splits) {
     for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
-      for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+      for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
         for (const char* recompute : {"none", "full", "stage"}) {
           for (const char* technique : {"ddp", "zero2", "zero3"}) {
             Case one{.choice = {.data_parallel = with(technique_of(technique), {{"share", "off"}}),
@@ -162,7 +162,7 @@ std::vector<Case> beside_splits() {
                                 .context_parallel = split.context,
                                 .expert_parallel = split.experts,
                                 .pipeline = pipeline_of(schedule, 2)},
-                     .kind = kind,
+                     .arch = kind,
                      .others = {{"dp", 2}},
                      .beside = split.name + " and " + technique};
             one.choice.recompute = recompute_of(recompute);

@@ -23,11 +23,11 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 /// GPT-2 with tied embeddings, or Llama with grouped heads and untied embeddings.
-ModelConfig model_of(ModelKind kind) {
-  const bool is_gpt2 = kind == ModelKind::gpt2;
+ModelConfig model_of(Architecture kind) {
+  const bool is_gpt2 = kind == Architecture::gpt2();
   // With dropout, other kernels are used.
   return shrunken(
-      {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0 : 0.1});
+      {.arch = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0 : 0.1});
 }
 
 /// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
@@ -37,7 +37,7 @@ constexpr std::array<std::pair<at::ScalarType, at::ScalarType>, 3> kDtypes{
 /// Small buckets: several reductions a step.
 Strategy small_ddp(Model& model, Mesh& mesh) { return ddp(model, mesh, {.bucket_bytes = 2048}); }
 
-ProveCase case_of(ModelKind kind, int ranks) {
+ProveCase case_of(Architecture kind, int ranks) {
   return {.name = "ddp", .model = model_of(kind), .axes = {{"dp", ranks}}, .arrange = small_ddp};
 }
 
@@ -48,7 +48,7 @@ class ProveDdp : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ProveDdp, ::testing::Values(1, 2, 3, 4));
 
 TEST_P(ProveDdp, Holds) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const int num_micro_batches : {1, 3}) {
       for (const auto& [dtype, compute_dtype] : kDtypes) {
         ProveCase what = case_of(kind, GetParam());
@@ -67,7 +67,7 @@ TEST_P(ProveDdp, Holds) {
 }
 
 TEST(Prove, PrintsWhatItHasCompared) {
-  const ProveCase what = case_of(ModelKind::gpt2, 2);
+  const ProveCase what = case_of(Architecture::gpt2(), 2);
   EXPECT_EQ(what.to_string(),
             "ddp on dp=2: gpt2 with tied embeddings, 2 layers of width 16, fp64, 1 micro-batch, 3 clipped SGD steps");
   EXPECT_THAT(prove(what).to_string(),
@@ -89,7 +89,7 @@ Strategy two_stages(Model& model, Mesh& mesh) {
 }
 
 TEST(Prove, HoldsForStagesOnTwoRanks) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     ProveCase what = case_of(kind, 2);
     what.axes = {{"dp", 2}, {"pp", 2}};
     what.num_micro_batches = 3;
@@ -106,7 +106,7 @@ TEST(Prove, HoldsForStagesOnTwoRanks) {
 /// The columns of the first matrices of every MLP and the rows of the last over axis tp. The plan's hooks are kept.
 Arrangement split_mlp(Model& model, Mesh& mesh) {
   const auto tp = [](const Placement& placement) { return Layout{{"tp", placement}}; };
-  const bool has_bias = model.config().kind == ModelKind::gpt2;
+  const bool has_bias = model.config().arch == Architecture::gpt2();
   Plan plan{
       .name = "split_mlp",
       .axes = {"tp"},
@@ -127,7 +127,7 @@ Arrangement split_mlp(Model& model, Mesh& mesh) {
 }
 
 TEST(Prove, HoldsForSplitWeights) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       ProveCase what = case_of(kind, 2);
       what.axes = {{"dp", 2}, {"tp", 2}};
@@ -143,7 +143,7 @@ TEST(Prove, HoldsForSplitWeights) {
 
 /// Roundings that differ from those of one process hide one missing summand among many.
 TEST(Prove, RefusesSplitWeightsInBf16WithManySummands) {
-  ProveCase what = case_of(ModelKind::llama, 2);
+  ProveCase what = case_of(Architecture::llama(), 2);
   what.axes = {{"dp", 2}, {"tp", 2}};
   what.num_micro_batches = 3;
   what.arrange = split_mlp;
@@ -197,7 +197,7 @@ TEST(Prove, ShrinksARecipe) {
     EXPECT_TRUE(prove(what).holds()) << keys.front();
   }
   EXPECT_EQ(prove_case(load_recipe("", {"mesh.dp=3"})).axes.front().size, 3);
-  EXPECT_EQ(shrunken({.kind = ModelKind::llama, .heads = 8, .kv_heads = 2}).num_kv_heads(), 2);
+  EXPECT_EQ(shrunken({.arch = Architecture::llama(), .heads = 8, .kv_heads = 2}).num_kv_heads(), 2);
   EXPECT_THAT(refusal<UsageError>([&] { shrinks({"mesh.dp=5"}); }), HasSubstr("has no solution"));
 }
 
@@ -218,7 +218,7 @@ void sum_over(const MeshAxis& axis, Parameter& parameter) {
 }
 
 TEST(ProveFinds, AReductionDoneTwice) {
-  ProveCase what = case_of(ModelKind::gpt2, 2);
+  ProveCase what = case_of(Architecture::gpt2(), 2);
   what.num_micro_batches = 2;
   what.arrange = [](Model& model, Mesh& mesh) {
     sum_over(mesh["dp"], parameter_of(model, "blocks.1.mlp.up.weight"));
@@ -234,7 +234,7 @@ TEST(ProveFinds, AReductionDoneTwice) {
 /// Also in bf16, within the tolerance of its arithmetic.
 TEST(ProveFinds, AReductionThatIsMissing) {
   for (const at::ScalarType compute_dtype : {at::kFloat, at::kBFloat16}) {
-    ProveCase what = case_of(ModelKind::llama, 3);
+    ProveCase what = case_of(Architecture::llama(), 3);
     what.dtype = at::kFloat;
     what.compute_dtype = compute_dtype;
     what.arrange = [](Model& model, Mesh& mesh) {
@@ -254,7 +254,7 @@ TEST(ProveFinds, AReductionThatIsMissing) {
 }
 
 TEST(ProveFinds, AMeanInsteadOfASum) {
-  ProveCase what = case_of(ModelKind::llama, 2);
+  ProveCase what = case_of(Architecture::llama(), 2);
   what.arrange = [](Model& model, Mesh& mesh) {
     const auto mean = [ranks = mesh.size()](Module&, Tensors inputs, const ForwardContext& context, const Next& next) {
       ForwardContext own = context;
@@ -280,7 +280,7 @@ TEST(ProveFinds, AMeanInsteadOfASum) {
 
 /// The stages of both uses reduce it: once by the engine, once more between weight and use.
 TEST(ProveFinds, ATiedWeightThatIsSummedTwice) {
-  ProveCase what = case_of(ModelKind::gpt2, 2);
+  ProveCase what = case_of(Architecture::gpt2(), 2);
   what.axes = {{"pp", 2}};
   what.arrange = [](Model& model, Mesh& mesh) {
     sum_over(mesh["pp"], parameter_of(model, "embedding.token.weight"));
@@ -296,7 +296,7 @@ TEST(ProveFinds, ATiedWeightThatIsSummedTwice) {
 // ---- what cannot be proved ----
 
 TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
-  ProveCase what = case_of(ModelKind::gpt2, 2);
+  ProveCase what = case_of(Architecture::gpt2(), 2);
   what.tolerance = 1e-3;
   EXPECT_TRUE(prove(what).holds());
   what.tolerance = 0.06;
@@ -306,16 +306,16 @@ TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
 
 TEST(Prove, RefusesAnImpossibleCase) {
   const auto refusal_of = [](const ProveCase& what) { return refusal<UsageError>([&] { (void)prove(what); }); };
-  ProveCase what = case_of(ModelKind::gpt2, 2);
+  ProveCase what = case_of(Architecture::gpt2(), 2);
   what.num_steps = 0;
   EXPECT_THAT(refusal_of(what), HasSubstr("0 steps of 1 micro-batches"));
-  what = case_of(ModelKind::gpt2, 2);
+  what = case_of(Architecture::gpt2(), 2);
   what.dtype = at::kHalf;
   EXPECT_THAT(refusal_of(what), HasSubstr("use fp64 or fp32"));
   what.dtype = at::kDouble;
   what.compute_dtype = at::kBFloat16;
   EXPECT_THAT(refusal_of(what), HasSubstr("use fp32 parameters"));
-  what = case_of(ModelKind::gpt2, 2);
+  what = case_of(Architecture::gpt2(), 2);
   what.rows = 7;
   EXPECT_THAT(refusal_of(what), HasSubstr("batch"));
   EXPECT_THAT(refusal_of({.axes = {{"dp", 2}}}), HasSubstr("arrange: is not given"));

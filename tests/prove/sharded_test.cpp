@@ -40,11 +40,11 @@ const std::vector<Variant>& variants() {
   return all;
 }
 
-ModelConfig model_of(ModelKind kind) {
-  const bool is_gpt2 = kind == ModelKind::gpt2;
+ModelConfig model_of(Architecture kind) {
+  const bool is_gpt2 = kind == Architecture::gpt2();
   // With dropout, other kernels are used.
   return shrunken(
-      {.kind = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0.1 : 0});
+      {.arch = kind, .heads = 4, .kv_heads = is_gpt2 ? 0 : 2, .tie_embeddings = is_gpt2, .dropout = is_gpt2 ? 0.1 : 0});
 }
 
 /// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
@@ -62,7 +62,7 @@ TEST_P(Sharded, Holds) {
   size_t which = 0;
   for (const int ranks : {1, 2, 3, 4}) {
     if (choice.name() == "hsdp" && ranks != 4) continue;
-    for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
       for (const int num_micro_batches : {1, 3}) {
         const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];
         const ProveCase what{.name = GetParam().name,

@@ -48,19 +48,19 @@ const std::vector<SplitCase>& splits() {
   return all;
 }
 
-ModelConfig model_of(const SplitCase& split, ModelKind kind, bool is_tied) {
+ModelConfig model_of(const SplitCase& split, Architecture kind, bool is_tied) {
   const bool has_three = split.ranks() == 3;
-  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+  ModelConfig model = shrunken({.arch = kind, .tie_embeddings = is_tied});
   model.dropout = is_tied ? 0.1 : 0;  // other kernels, and no ring
   model.heads = has_three ? 6 : 4;
-  model.kv_heads = kind == ModelKind::llama ? model.heads / 2 : 0;
+  model.kv_heads = kind == Architecture::llama() ? model.heads / 2 : 0;
   model.width = 4 * model.heads;
   model.hidden = 32;
   model.context = has_three ? 12 : 16;
   return model;
 }
 
-ProveCase case_of(const SplitCase& split, ModelKind kind, bool is_tied, at::ScalarType dtype, const char* beside,
+ProveCase case_of(const SplitCase& split, Architecture kind, bool is_tied, at::ScalarType dtype, const char* beside,
                   int dp) {
   StrategyChoice choice{.data_parallel = with(technique_of(beside), {{"share", "off"}}),
                         .tensor_parallel = split.tensor,
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SplitProduct, ::testing::ValuesIn(splits()),
 
 TEST_P(SplitProduct, DISABLED_IsOneProcess) {
   GetParam().needs.check();
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) {
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
         for (const auto& [beside, dp] : {std::pair("ddp", 1), std::pair("ddp", 2), std::pair("zero3", 2)}) {
@@ -104,7 +104,7 @@ TEST_P(SplitProduct, DISABLED_IsOneProcess) {
 TEST_P(SplitProduct, HoldsForOneOfEach) {
   GetParam().needs.check();
   const auto number = std::ranges::find(splits(), GetParam().name, &SplitCase::name) - splits().begin();
-  const ModelKind kind = number % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
+  const Architecture kind = number % 2 == 0 ? Architecture::gpt2() : Architecture::llama();
   const ProveCase what = case_of(GetParam(), kind, number % 3 == 0, number % 4 < 2 ? at::kDouble : at::kFloat,
                                  number % 3 == 1 ? "zero3" : "ddp", number % 3 == 2 ? 1 : 2);
   SCOPED_TRACE(what.to_string());

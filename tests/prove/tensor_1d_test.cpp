@@ -46,11 +46,11 @@ const std::vector<Variant>& variants() {
   return all;
 }
 
-ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
-  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+ModelConfig model_of(const Variant& variant, Architecture kind, bool is_tied) {
+  ModelConfig model = shrunken({.arch = kind, .tie_embeddings = is_tied});
   model.dropout = is_tied ? 0.1 : 0;  // other kernels
   model.heads = variant.heads;
-  model.kv_heads = kind == ModelKind::llama ? variant.kv_heads : 0;
+  model.kv_heads = kind == Architecture::llama() ? variant.kv_heads : 0;
   model.width = 4 * variant.heads;
   model.hidden = 26;  // divides by 2 only
   model.context = 12;
@@ -70,7 +70,7 @@ TEST_P(Tensor1d, MatchesOneProcess) {
   const Variant& variant = GetParam();
   variant.needs.check();
   size_t which = 0;
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) {
       const auto& [dtype, compute_dtype] = kDtypes[which++ % kDtypes.size()];
       const StrategyChoice choice{

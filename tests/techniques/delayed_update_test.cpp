@@ -72,7 +72,7 @@ class DelayedUpdate : public ::testing::Test {
  protected:
   DelayedUpdate() { unsetenv("CARAVAN_PROTECT_HOST"); }
 
-  Recipe recipe_of(const std::string& name, const Keys& keys, ModelKind kind = ModelKind::gpt2) const {
+  Recipe recipe_of(const std::string& name, const Keys& keys, Architecture kind = Architecture::gpt2()) const {
     return runs_.recipe(kind, name,
                         together({{"train.steps=8", "checkpoint.every=0", "train.eval_every=0", "sample.tokens=0",
                                    "comm.backend=thread", "comm.threads_per_rank=1", "optimizer.lr=0.05"},
@@ -84,7 +84,7 @@ class DelayedUpdate : public ::testing::Test {
     return keys;
   }
   void train(const std::string& name, int ranks, const Keys& keys, TrainOptions more = {},
-             ModelKind kind = ModelKind::gpt2) {
+             Architecture kind = Architecture::gpt2()) {
     more.recipe = recipe_of(name, keys, kind);
     more.folders = runs_.folders();
     PathLog paths;

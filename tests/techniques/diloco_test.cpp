@@ -25,7 +25,7 @@ Keys operator+(Keys a, const Keys& b) {
 }
 
 /// Without biases: the gradients of key biases are only rounding errors, of which AdamW makes whole steps.
-constexpr ModelKind kModel = ModelKind::llama;
+const Architecture kModel = Architecture::llama();
 const Keys kDiloco{"data_parallel.technique=diloco"};
 /// A mean of steps is the step of a mean: inner SGD without clipping, outer SGD of rate 1, rounds of one step.
 const Keys kSgd{"optimizer.kind=sgd", "optimizer.lr=0.2", "optimizer.clip_norm=0"};

@@ -35,7 +35,7 @@ class OffloadTest : public ::testing::Test {
     return keys;
   }
 
-  std::filesystem::path train(const std::string& name, int ranks, const Keys& keys, ModelKind kind) {
+  std::filesystem::path train(const std::string& name, int ranks, const Keys& keys, Architecture kind) {
     Keys all = together({{"train.steps=3", "checkpoint.every=0", "train.eval_every=0", "sample.tokens=0",
                           "comm.backend=thread", "comm.threads_per_rank=1"},
                          keys});
@@ -51,11 +51,11 @@ class OffloadTest : public ::testing::Test {
   }
 
   /// Losses, norms and every tensor of the checkpoint have the same bits as without offload.
-  void expect_same(int ranks, const Keys& technique, const Keys& offload, ModelKind kind = ModelKind::gpt2) {
+  void expect_same(int ranks, const Keys& technique, const Keys& offload, Architecture kind = Architecture::gpt2()) {
     expect_as(train("without" + std::to_string(count_++), ranks, technique, kind), ranks, technique, offload, kind);
   }
   void expect_as(const std::filesystem::path& without, int ranks, const Keys& technique, const Keys& offload,
-                 ModelKind kind) {
+                 Architecture kind) {
     SCOPED_TRACE(::testing::PrintToString(technique) + ::testing::PrintToString(offload));
     const auto with = train("with" + std::to_string(count_++), ranks, together({technique, offload}), kind);
     EXPECT_EQ(number_lines(with), number_lines(without));
@@ -115,7 +115,7 @@ TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
   for (const Keys& other : others) {
     const bool has_pipeline = other.front() == "mesh.pp=2";
     expect_same(2, together({other, has_pipeline ? Keys() : Keys{"train.micro_batch=6"}}),
-                tiers(kAll, on_disk ? "disk" : "host"), on_disk ? ModelKind::llama : ModelKind::gpt2);
+                tiers(kAll, on_disk ? "disk" : "host"), on_disk ? Architecture::llama() : Architecture::gpt2());
     on_disk = !on_disk;
   }
   expect_same(3, {"data_parallel.technique=param_server", "data_parallel.servers=2"}, tiers(kAll, "host"));
@@ -189,7 +189,7 @@ TEST_F(OffloadTest, TheDeviceHoldsWhatIsPredicted) {
   const Keys keys{"data_parallel.technique=zero3", "train.micro_batch=2", "model.vocabulary=3000",
                   "model.tie_embeddings=true"};
   for (const char* tier : {"host", "disk"}) {
-    const auto run = train(std::string("wide_") + tier, 2, together({keys, tiers(kState, tier)}), ModelKind::gpt2);
+    const auto run = train(std::string("wide_") + tier, 2, together({keys, tiers(kState, tier)}), Architecture::gpt2());
     std::ifstream log(run / "train.log");
     for (std::string line; std::getline(log, line);) {
       if (line.find("predicted_memory_bytes") == std::string::npos) continue;
@@ -215,7 +215,7 @@ TEST_F(OffloadTest, ResumesBetweenTiersAndLayouts) {
   const Keys common{"checkpoint.every=2", "train.steps=4",           "train.eval_every=0",
                     "sample.tokens=0",    "comm.threads_per_rank=1", "model.dropout=0"};
   const auto recipe = [&](const std::string& name, const Keys& keys) {
-    return runs_.recipe(ModelKind::gpt2, name, together({common, keys}));
+    return runs_.recipe(Architecture::gpt2(), name, together({common, keys}));
   };
   const Keys zero3{"data_parallel.technique=zero3", "train.micro_batch=9"};
   train_on(2, {.recipe = recipe("whole", zero3), .folders = runs_.folders()});
@@ -235,7 +235,7 @@ TEST_F(OffloadTest, AutoMovesTheLeastThatFits) {
   const Keys automatic{"offload.optimizer=auto", "offload.gradients=auto", "offload.parameters=auto",
                        "offload.activations=auto", "train.micro_batch=6"};
   const auto kept = [&](const std::string& name, const std::string& budget) {
-    train(name, 1, together({automatic, {"offload.device_budget=" + budget}}), ModelKind::gpt2);
+    train(name, 1, together({automatic, {"offload.device_budget=" + budget}}), Architecture::gpt2());
     return load_recipe(runs_ / name / "recipe.toml", {}).offload;
   };
   EXPECT_EQ(kept("wide", "1G").text("optimizer"), "none");
@@ -245,7 +245,7 @@ TEST_F(OffloadTest, AutoMovesTheLeastThatFits) {
 
 TEST_F(OffloadTest, ErrorsNameTheWayOut) {
   const auto error_of = [&](const Keys& keys) {
-    return refusal<UsageError>([&] { train("bad", 2, keys, ModelKind::gpt2); });
+    return refusal<UsageError>([&] { train("bad", 2, keys, Architecture::gpt2()); });
   };
   EXPECT_THAT(error_of({"offload.optimizer=disk"}), AllOf(HasSubstr("offload.disk_dirs"), HasSubstr("local disks")));
   EXPECT_THAT(error_of({"offload.optimizer=hots"}), HasSubstr("nearest is 'host'"));
@@ -265,7 +265,7 @@ TEST_F(OffloadTest, ErrorsNameTheWayOut) {
 /// One arrangement without offload, beside which each kind is offloaded to each tier.
 struct Arrangement {
   Keys keys;
-  ModelKind kind;
+  Architecture arch;
   int ranks;
 };
 
@@ -277,7 +277,7 @@ std::vector<Arrangement> arrangements() {
       for (int choice = 0; choice < 16; ++choice) {
         const bool accumulates = choice & 1, recomputes = choice & 2, has_stages = choice & 4, is_split = choice & 8;
         Arrangement one{.keys = {std::string("data_parallel.technique=") + technique},
-                        .kind = std::string(model) == "gpt2" ? ModelKind::gpt2 : ModelKind::llama,
+                        .arch = std::string(model) == "gpt2" ? Architecture::gpt2() : Architecture::llama(),
                         .ranks = 2 * (has_stages ? 2 : 1) * (is_split ? 2 : 1)};
         if (std::string(model) == "experts") one.keys.emplace_back("moe.experts=4");
         if (recomputes) one.keys.emplace_back("memory.recompute=full");
@@ -314,7 +314,7 @@ TEST_F(OffloadTest, DISABLED_EveryCombination) {
     total += static_cast<int64_t>(2 * kinds.size());
     std::filesystem::path without;
     try {
-      without = train("without", one.ranks, keys, one.kind);
+      without = train("without", one.ranks, keys, one.arch);
     } catch (const UsageError& error) {  // nor does it run without offload
       count_refusal(refusals, error, static_cast<int64_t>(2 * kinds.size()));
       continue;
@@ -325,7 +325,7 @@ TEST_F(OffloadTest, DISABLED_EveryCombination) {
           // Protected memory makes the host step on the rank's thread: half of them without.
           std::popcount(static_cast<uint64_t>(ran)) % 2 == 0 ? setenv("CARAVAN_PROTECT_HOST", "1", 1)
                                                              : unsetenv("CARAVAN_PROTECT_HOST");
-          expect_as(without, one.ranks, keys, tiers(kind == "all" ? kAll : Keys{kind}, tier), one.kind);
+          expect_as(without, one.ranks, keys, tiers(kind == "all" ? kAll : Keys{kind}, tier), one.arch);
           SCOPED_TRACE(::testing::PrintToString(one.keys) + kind + " on " + tier);
           for (const std::string& each : kind == "all" ? kAll : Keys{kind}) expect_moved(each, tier);
           ++ran;

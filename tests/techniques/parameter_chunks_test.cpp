@@ -43,19 +43,19 @@ class ParameterChunksTest : public ::testing::Test {
             "offload.disk_dirs=" + (runs_ / "tiers").string()};
   }
 
-  Recipe recipe(const std::string& name, const Keys& keys, ModelKind kind) const {
+  Recipe recipe(const std::string& name, const Keys& keys, Architecture kind) const {
     return runs_.recipe(kind, name,
                         together({{"train.steps=3", "checkpoint.every=0", "train.eval_every=0", "sample.tokens=0",
                                    "comm.backend=thread", "comm.threads_per_rank=1"},
                                   keys}));
   }
-  std::filesystem::path train(const std::string& name, int ranks, const Keys& keys, ModelKind kind) {
+  std::filesystem::path train(const std::string& name, int ranks, const Keys& keys, Architecture kind) {
     train_on(ranks, {.recipe = recipe(name, keys, kind), .folders = runs_.folders()});
     return runs_ / name;
   }
 
   /// Losses, norms and every tensor of the checkpoint have the same bits as in a run in which nothing is offloaded.
-  void expect_same(int ranks, const Keys& technique, const Keys& chunks, ModelKind kind = ModelKind::gpt2) {
+  void expect_same(int ranks, const Keys& technique, const Keys& chunks, Architecture kind = Architecture::gpt2()) {
     SCOPED_TRACE(::testing::PrintToString(technique) + ::testing::PrintToString(chunks));
     const std::string of = std::to_string(count_++);
     const auto without = train("without" + of, ranks, technique, kind);
@@ -97,7 +97,7 @@ TEST_F(ParameterChunksTest, StandBesideOtherTechniques) {
   for (const Keys& other : others) {
     on_host = !on_host;
     expect_same(2, other, together({on_host ? kAllAway : on_disk(), {"chunks.size=auto"}}),
-                on_host ? ModelKind::gpt2 : ModelKind::llama);
+                on_host ? Architecture::gpt2() : Architecture::llama());
   }
   expect_same(3, {"data_parallel.technique=param_server", "data_parallel.servers=2"},
               together({kAllAway, {"chunks.size=auto"}}));
@@ -120,13 +120,13 @@ TEST_F(ParameterChunksTest, TheRoomIsWhatTheBudgetLeaves) {
                   "data_parallel.technique=zero3"};
   const auto peak_of = [&](const std::string& name) {
     std::smatch found;
-    const std::string first = log_lines(train(name, 2, keys, ModelKind::gpt2)).front();
+    const std::string first = log_lines(train(name, 2, keys, Architecture::gpt2())).front();
     EXPECT_TRUE(std::regex_search(first, found, std::regex("\"predicted_memory_bytes\":([0-9]+)"))) << first;
     return std::stoll(found[1]);
   };
   const int64_t peak = peak_of("least");
   const auto room_of = [&](const std::string& name, int64_t budget) {
-    train(name, 2, together({keys, {"offload.device_budget=" + std::to_string(budget)}}), ModelKind::gpt2);
+    train(name, 2, together({keys, {"offload.device_budget=" + std::to_string(budget)}}), Architecture::gpt2());
     return std::stoll(load_recipe(runs_ / name / "recipe.toml", {}).chunks.text("device"));
   };
   constexpr int64_t kChunk = 10 * 1024 / 128 * 128;  // whole alignments
@@ -138,7 +138,7 @@ TEST_F(ParameterChunksTest, TheRoomIsWhatTheBudgetLeaves) {
 
 TEST_F(ParameterChunksTest, ErrorsNameTheWayOut) {
   const auto error_of = [&](const Keys& keys) {
-    return refusal<UsageError>([&] { train("bad", 2, keys, ModelKind::gpt2); });
+    return refusal<UsageError>([&] { train("bad", 2, keys, Architecture::gpt2()); });
   };
   EXPECT_THAT(error_of({"chunks.size=auto"}), AllOf(HasSubstr("offload.parameters"), HasSubstr("host")));
   EXPECT_THAT(error_of(together({{"offload.parameters=auto", "offload.device_budget=1G"}, {"chunks.size=auto"}})),

@@ -54,7 +54,7 @@ TEST(Striped, CoversTheCausalPairsOnce) {
 
 struct Case {
   int64_t cp = 2;
-  ModelKind kind = ModelKind::gpt2;
+  Architecture arch = Architecture::gpt2();
   bool has_documents = false;
   bool overlaps = true;
   int pp = 1;
@@ -65,8 +65,8 @@ struct Case {
 };
 
 ProveCase to_prove(const Case& of) {
-  ModelConfig model = shrunken({.kind = of.kind, .tie_embeddings = of.kind == ModelKind::gpt2});
-  model.kv_heads = of.kind == ModelKind::llama ? 2 : 0;
+  ModelConfig model = shrunken({.arch = of.arch, .tie_embeddings = of.arch == Architecture::gpt2()});
+  model.kv_heads = of.arch == Architecture::llama() ? 2 : 0;
   model.dropout = of.dropout;
   model.context = of.of_rank * of.cp;
   StrategyChoice choice;
@@ -96,21 +96,21 @@ ProveCase to_prove(const Case& of) {
 /// Losses, gradients, norm and updates in fp32 to 1e-5.
 TEST(Striped, MatchesOneProcess) {
   for (const int64_t cp : {2, 3, 4}) {
-    for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+    for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
       for (const bool has_documents : {false, true}) {
         const bool overlaps = (cp + static_cast<int64_t>(has_documents)) % 2 == 0;
-        expect_holds(to_prove({.cp = cp, .kind = kind, .has_documents = has_documents, .overlaps = overlaps}));
+        expect_holds(to_prove({.cp = cp, .arch = kind, .has_documents = has_documents, .overlaps = overlaps}));
         expect_holds(to_prove(
-            {.cp = cp, .kind = kind, .has_documents = has_documents, .overlaps = !overlaps, .pp = 2, .of_rank = 5}));
+            {.cp = cp, .arch = kind, .has_documents = has_documents, .overlaps = !overlaps, .pp = 2, .of_rank = 5}));
       }
     }
   }
 }
 
 TEST(Striped, MatchesOneProcessInFp64WithDropoutAndTensorParallelism) {
-  expect_holds(to_prove({.cp = 3, .kind = ModelKind::llama, .has_documents = true, .dtype = at::kDouble}));
+  expect_holds(to_prove({.cp = 3, .arch = Architecture::llama(), .has_documents = true, .dtype = at::kDouble}));
   expect_holds(to_prove({.has_documents = true, .dropout = 0.1, .dtype = at::kDouble}));
-  expect_holds(to_prove({.kind = ModelKind::llama, .tp = 2, .dtype = at::kDouble}));
+  expect_holds(to_prove({.arch = Architecture::llama(), .tp = 2, .dtype = at::kDouble}));
   expect_holds(to_prove({.cp = 4, .dtype = at::kDouble, .of_rank = 1}));
 }
 

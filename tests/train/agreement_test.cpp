@@ -38,7 +38,7 @@ std::vector<std::string> messages_of(const TrainOptions& all, const TrainOptions
 TEST(Agreement, AnyDifferenceInRecipeOrOptionsEndsAllRanksBeforeTheFirstStep) {
   const TinyRuns runs;
   const auto options = [&](const std::vector<std::string>& set = {}) {
-    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, "run", set), .folders = runs.folders()};
+    return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), "run", set), .folders = runs.folders()};
   };
   for (const auto& [key, value, before] : std::vector<std::array<std::string, 3>>{
            {"optimizer.lr", "0.5", "0.01"},
@@ -68,9 +68,9 @@ TEST(Agreement, AnyDifferenceInRecipeOrOptionsEndsAllRanksBeforeTheFirstStep) {
   dumps.dump_dir = runs / "dump";
   EXPECT_THAT(messages_of<UsageError>(options(), dumps), Each(HasSubstr("--dump: is not given on rank 0")));
   // Keys that only one kind of model uses.
-  EXPECT_THAT(
-      messages_of<UsageError>(options(), {.recipe = runs.recipe(ModelKind::llama, "run"), .folders = runs.folders()}),
-      Each(HasSubstr("model.kind")));
+  EXPECT_THAT(messages_of<UsageError>(options(),
+                                      {.recipe = runs.recipe(Architecture::llama(), "run"), .folders = runs.folders()}),
+              Each(HasSubstr("model.kind")));
   EXPECT_FALSE(fs::exists(runs / "run"));
   EXPECT_FALSE(fs::exists(runs / "other"));
 }
@@ -80,7 +80,7 @@ TEST(Agreement, AnotherTextOrTokenizerIsADataErrorButAnotherPathIsNot) {
   const auto options = [&](const std::string& text, const std::vector<std::string>& more = {}) {
     std::vector<std::string> set{"data.text=" + (runs / text).string(), "train.steps=1", "model.vocabulary=300"};
     set.insert(set.end(), more.begin(), more.end());
-    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, "run", set), .folders = runs.folders()};
+    return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), "run", set), .folders = runs.folders()};
   };
   const std::string text = read_file(runs / "text.txt");
   write_file(runs / "same.txt", text);
@@ -165,7 +165,7 @@ TEST(Program, HasABuildId) { EXPECT_EQ(program_build().size(), 40U); }
 /// Trains for five steps on every rank of `world`, and compares parameters and moments of all ranks after each.
 void expect_equal_ranks(const std::shared_ptr<Communicator>& world) {
   const TinyRuns runs;
-  const Recipe recipe = runs.recipe(ModelKind::gpt2, "none");
+  const Recipe recipe = runs.recipe(Architecture::gpt2(), "none");
   const Mesh mesh = Mesh::create(world, {{"dp", 3}});
   const Dataset data = open_dataset(recipe.data, runs.folders());
   RunState state(recipe, data.tokenizer, mesh);

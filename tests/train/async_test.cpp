@@ -42,7 +42,7 @@ const std::vector<std::string> kBounded{"data_parallel.technique=param_server",
 class AsyncRuns : public ::testing::Test {
  protected:
   TrainOptions options(const std::string& dir, const std::vector<std::string>& set) const {
-    return {.recipe = runs_.recipe(ModelKind::gpt2, dir, set), .folders = runs_.folders()};
+    return {.recipe = runs_.recipe(Architecture::gpt2(), dir, set), .folders = runs_.folders()};
   }
   std::vector<json> log(const std::string& dir) const {
     std::vector<json> lines;

@@ -43,7 +43,8 @@ class Balance : public ::testing::Test {
   std::vector<RecordedDeal> deals_of(const std::string& dir) const {
     return parse_deals(read_file(runs_ / dir / kDealsFile), dir);
   }
-  TrainOptions options(const std::string& dir, const std::vector<Keys>& keys, ModelKind kind = ModelKind::gpt2) const {
+  TrainOptions options(const std::string& dir, const std::vector<Keys>& keys,
+                       Architecture kind = Architecture::gpt2()) const {
     return {.recipe = runs_.recipe(kind, dir, together(keys)), .folders = runs_.folders()};
   }
 
@@ -57,7 +58,7 @@ struct Arranged {
   std::vector<int64_t> first, then;  ///< rows in the first three steps, and in the others
   Keys keys{};
   Keys of_model{};  ///< for the one process too
-  ModelKind kind = ModelKind::gpt2;
+  Architecture arch = Architecture::gpt2();
 };
 
 const Keys kExperts{"moe.experts=4", "moe.balance_loss=0.01", "moe.z_loss=0.001"};
@@ -69,9 +70,9 @@ std::vector<Arranged> arrangements() {
       {"one", 1, 2, {36}, {36}},
       {"ddp2", 2, 1, {25, 11}, {1, 35}},
       {"ddp3", 3, 3, {20, 9, 7}, {3, 17, 16}},
-      {"ddp4", 4, 3, {3, 14, 10, 9}, {15, 3, 3, 15}, {}, {}, ModelKind::llama},
+      {"ddp4", 4, 3, {3, 14, 10, 9}, {15, 3, 3, 15}, {}, {}, Architecture::llama()},
       {"zero1", 2, 2, {25, 11}, {11, 25}, technique("zero1")},
-      {"zero2", 3, 3, {20, 9, 7}, {3, 17, 16}, technique("zero2"), {}, ModelKind::llama},
+      {"zero2", 3, 3, {20, 9, 7}, {3, 17, 16}, technique("zero2"), {}, Architecture::llama()},
       {"zero2full", 2, 3, {20, 16}, {7, 29}, together({technique("zero2"), {"data_parallel.accumulate=full"}})},
       {"zero3", 4, 3, {3, 14, 10, 9}, {15, 3, 3, 15}, technique("zero3")},
       {"hsdp", 4, 3, {3, 14, 10, 9}, {15, 3, 3, 15}, together({technique("hsdp"), {"data_parallel.shard=2"}})},
@@ -94,13 +95,13 @@ std::vector<Arranged> arrangements() {
 TEST_F(Balance, UnlikeRowsMatchOneProcess) {
   for (const Arranged& arranged : arrangements()) {
     SCOPED_TRACE(arranged.name);
-    train_on(1, options(arranged.name + " alone", {kSgd, {"train.micro_batch=36"}, arranged.of_model}, arranged.kind));
+    train_on(1, options(arranged.name + " alone", {kSgd, {"train.micro_batch=36"}, arranged.of_model}, arranged.arch));
     Keys keys{record(arranged.name + ".jsonl", arranged.micro_batches, {{0, arranged.first}, {3, arranged.then}})};
     const int64_t rows = 36 / static_cast<int64_t>(arranged.first.size());
     if (!arranged.name.starts_with("pp") && arranged.name != "zb") {
       keys.push_back("train.micro_batch=" + std::to_string(rows / arranged.micro_batches));
     }
-    train_on(arranged.ranks, options(arranged.name, {kSgd, arranged.keys, arranged.of_model, keys}, arranged.kind));
+    train_on(arranged.ranks, options(arranged.name, {kSgd, arranged.keys, arranged.of_model, keys}, arranged.arch));
     const std::vector<double> got = losses(runs_ / arranged.name), want = losses(runs_ / (arranged.name + " alone"));
     ASSERT_EQ(got.size(), 6U);
     for (size_t step = 0; step < want.size(); ++step) EXPECT_NEAR(got[step] / want[step], 1, 1e-5) << step;

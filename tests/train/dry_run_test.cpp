@@ -75,7 +75,7 @@ TEST(DryRun, AStepOfGpt2SmallOnAThousandRanks) {
 }
 
 TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
-  const ModelConfig config{.kind = ModelKind::llama,
+  const ModelConfig config{.arch = Architecture::llama(),
                            .layers = 12,
                            .width = 768,
                            .heads = 12,
@@ -91,7 +91,7 @@ TEST(DryRun, AStepOfALlamaOnAThousandRanks) {
 /// dp 16 x cp 8 x tp 8 of a Llama with 7 billion parameters: the bytes on each axis in a step.
 TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
   needs({"ddp"});
-  const ModelConfig config{.kind = ModelKind::llama,
+  const ModelConfig config{.arch = Architecture::llama(),
                            .layers = 32,
                            .width = 4096,
                            .heads = 32,
@@ -137,7 +137,7 @@ TEST(DryRun, AStepOfASplitLlamaOnAThousandRanks) {
 /// which holds the most micro-batches, as a rank of it computes and sends.
 TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
   needs({"1f1b", "ddp"});
-  const ModelConfig config{.kind = ModelKind::gpt2,
+  const ModelConfig config{.arch = Architecture::gpt2(),
                            .layers = 105,
                            .width = 20'480,
                            .heads = 128,
@@ -178,7 +178,7 @@ TEST(DryRun, AStepOfAPipelineOfThirtyFiveStages) {
 
 /// Every rank of ep and tp sends the tokens of its experts, assuming that experts are chosen equally often.
 TEST(DryRun, AStepOfExpertsOnAThousandRanks) {
-  const ModelConfig config{.kind = ModelKind::llama,
+  const ModelConfig config{.arch = Architecture::llama(),
                            .layers = 4,
                            .width = 1024,
                            .heads = 16,

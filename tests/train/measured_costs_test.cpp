@@ -27,7 +27,7 @@ TEST(MeasuredCosts, CutEveryModelThatThePipelineTakes) {
                                    "model.layers=3", "model.dropout=0", "pipeline.cut=" + cut};
       set.insert(set.end(), models[i].begin(), models[i].end());
       const std::string dir = cut + std::to_string(i);
-      train_on(2, {.recipe = runs.recipe(ModelKind::gpt2, dir, set), .folders = runs.folders()});
+      train_on(2, {.recipe = runs.recipe(Architecture::gpt2(), dir, set), .folders = runs.folders()});
       return losses(runs / dir);
     };
     const std::vector<double> measured = losses_with("measured"), want = losses_with("flops");
@@ -42,7 +42,7 @@ TEST(MeasuredCosts, CutEveryModelThatThePipelineTakes) {
 
 TEST(MeasuredCosts, AreOneForEachBlockAndTheSameOnAllRanks) {
   const TinyRuns runs;
-  const Recipe recipe = runs.recipe(ModelKind::gpt2, "run", {"mesh.pp=2", "model.layers=5", "lora.rank=4"});
+  const Recipe recipe = runs.recipe(Architecture::gpt2(), "run", {"mesh.pp=2", "model.layers=5", "lora.rank=4"});
   ModelConfig config = recipe.model;
   config.vocabulary = 256;
   std::vector<UnitCosts> costs(2);

@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 /// A text of documents of 1 to 12 tokens or so, some longer than a sequence of 8.
-class Packed : public ::testing::TestWithParam<ModelKind> {
+class Packed : public ::testing::TestWithParam<Architecture> {
  protected:
   Packed() {
     std::string text = read_file(runs_ / "text.txt");
@@ -35,8 +35,8 @@ class Packed : public ::testing::TestWithParam<ModelKind> {
   const TinyRuns runs_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, Packed, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, Packed, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 /// Gives each document its own row.
 struct Apart {

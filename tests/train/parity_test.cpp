@@ -15,13 +15,13 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-class Parity : public ::testing::TestWithParam<ModelKind> {
+class Parity : public ::testing::TestWithParam<Architecture> {
  protected:
   const TinyRuns runs_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, Parity, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, Parity, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 struct Split {
   int ranks;
@@ -155,7 +155,7 @@ TEST_P(Parity, TheDumpHasHuggingFaceNamesAndGradientsBeforeClipping) {
   EXPECT_TRUE(at::equal(batch.at("input_ids").narrow(1, 1, 7), batch.at("labels").narrow(1, 0, 7)));
   const auto parameters = tensors_of(dump / "step_2/parameters.safetensors");
   const auto gradients = tensors_of(dump / "step_2/gradients.safetensors");
-  const bool is_gpt2 = GetParam() == ModelKind::gpt2;
+  const bool is_gpt2 = GetParam() == Architecture::gpt2();
   EXPECT_EQ(
       parameters.at(is_gpt2 ? "transformer.h.1.attn.c_attn.weight" : "model.layers.1.self_attn.k_proj.weight").sizes(),
       (is_gpt2 ? std::vector<int64_t>{16, 48} : std::vector<int64_t>{8, 16}));
@@ -176,7 +176,7 @@ TEST_P(Parity, TheDumpHasHuggingFaceNamesAndGradientsBeforeClipping) {
 TEST(Dump, AStepOutsideTheRunIsAnError) {
   const TinyRuns runs;
   EXPECT_THAT(message_of<UsageError>([&] {
-                train_on(2, {.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=3"}),
+                train_on(2, {.recipe = runs.recipe(Architecture::gpt2(), "run", {"train.steps=3"}),
                              .folders = runs.folders(),
                              .dump_dir = runs / "dump",
                              .dump_steps = {0, 3}});
@@ -186,7 +186,7 @@ TEST(Dump, AStepOutsideTheRunIsAnError) {
 
 TEST(Dump, OfAModelThatTransformersLacksIsAnError) {
   const TinyRuns runs;
-  Recipe recipe = runs.recipe(ModelKind::llama, "run", {"train.steps=3"});
+  Recipe recipe = runs.recipe(Architecture::llama(), "run", {"train.steps=3"});
   recipe.model.moe = {.experts = 4, .gates = Gates::sigmoid};
   EXPECT_THAT(message_of<UsageError>([&] {
                 train_on(1,

@@ -81,7 +81,7 @@ keep = 3
 
 TEST(Recipe, EverySectionIsRead) {
   const Recipe recipe = parse_recipe(whole(), "r.toml");
-  EXPECT_EQ(recipe.model, (ModelConfig{.kind = ModelKind::llama,
+  EXPECT_EQ(recipe.model, (ModelConfig{.arch = Architecture::llama(),
                                        .layers = 3,
                                        .width = 24,
                                        .heads = 6,
@@ -230,8 +230,15 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[memory]\nrecompute = 2", "2 is not a string or a list of modules"},
       {"[train]\nsteps = ten", "ten is not a value of TOML", "r.toml:2", "in quotes: \"ten\""},
       {"[data]\ntext = my.txt # mine", "my.txt is not a value of TOML", "in quotes: \"my.txt\""},
-      {"[model]\nkind = \"gpt2\"\nkv_heads = 2", "kv_heads", "r.toml:3"},
-      {"[model]\nrope_theta = 1e5", "model.kind = \"llama\" only", "r.toml:2"},
+      {"[model]\nkind = \"gpt2\"\nkv_heads = 4", "4 kv_heads do not divide 6 heads", "r.toml:3"},
+      {"[model]\nrope_theta = 1e5", "model.positions = \"rotary\" only", "r.toml:2"},
+      {"[model]\nkind = \"llama\"\nrope_factor = 2", "model.rope_scaling only", "r.toml:3"},
+      {"[model]\nfull_layers = \"every 2\"", "model.window above 0 only", "r.toml:2"},
+      {"[model]\nwindow = 5\nfull_layers = \"odd\"", "'odd' names no layers", "r.toml:3", "every 6"},
+      {"[model]\npositions = \"rotery\"", "'rotary'", "r.toml:2"},
+      {"[model]\none_norm = true", "model.parallel = true only", "r.toml:2"},
+      {"[moe]\nexperts = 4\ndense_hidden = 8", "moe.dense_layers only", "r.toml:3"},
+      {"[model]\nkind = \"qwen2_moe\"", "moe.shared_gate", "set moe.shared to its width"},
       {"[optimizer]\nmomentum = 0.5", "optimizer.kind = \"sgd\" only", "r.toml:2", "leave it out"},
       {"[optimizer]\nkind = \"sgd\"\nbeta1 = 0.5", "optimizer.kind = \"adamw\" only", "r.toml:3"},
   };
@@ -335,7 +342,7 @@ TEST(Recipe, OverridesAreTomlOrElsePlainStrings) {
   EXPECT_EQ(recipe.checkpoint.dir, "runs/a b=c");
   EXPECT_EQ(recipe.sample.prompt, "Call\nme");
   EXPECT_TRUE(recipe.comm.check);
-  EXPECT_EQ(recipe.model.kind, ModelKind::gpt2);
+  EXPECT_EQ(recipe.model.arch, Architecture::gpt2());
   EXPECT_EQ(recipe.where("train.steps"), "--set train.steps=34");
   EXPECT_EQ(parse_recipe("", "r", {"checkpoint.dir="}).checkpoint.dir, "");
   EXPECT_EQ(parse_recipe("", "r", {"data.tokenizer={train = 300}"}).data.trained_vocabulary, 300);
@@ -383,11 +390,11 @@ void set_if_known(Setting& setting, const std::string& key, double value) {
 
 Recipe any_recipe() {
   Recipe recipe;
-  recipe.model.kind = *rc::gen::element(ModelKind::gpt2, ModelKind::llama);
+  recipe.model.arch = *rc::gen::element(Architecture::gpt2(), Architecture::llama());
   recipe.model.layers = *rc::gen::inRange(1, 100);
   recipe.model.heads = *rc::gen::inRange(1, 9);
   recipe.model.width = recipe.model.heads * 2 * *rc::gen::inRange(1, 20);
-  if (recipe.model.kind == ModelKind::llama) recipe.model.kv_heads = *rc::gen::element(int64_t{0}, int64_t{1});
+  if (recipe.model.arch == Architecture::llama()) recipe.model.kv_heads = *rc::gen::element(int64_t{0}, int64_t{1});
   recipe.model.hidden = *rc::gen::inRange(0, 5);
   recipe.model.tie_embeddings = *rc::gen::arbitrary<bool>();
   recipe.model.dropout = any_real(0, 0.99);

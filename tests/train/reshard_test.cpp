@@ -65,7 +65,7 @@ TEST(Reshard, EveryTechniqueLoadsCheckpointsOfEveryOther) {
   for (size_t w = 0; w < techniques.size(); ++w) {
     const std::string& writer = techniques[w];
     const int ranks = ranks_of(writer, w);
-    const ModelKind kind = w % 2 == 0 ? ModelKind::gpt2 : ModelKind::llama;
+    const Architecture kind = w % 2 == 0 ? Architecture::gpt2() : Architecture::llama();
     std::vector<std::string> keys = keys_of(writer, ranks);
     keys.emplace_back("train.steps=2");
     train_on(ranks, {.recipe = runs.recipe(kind, writer, keys), .folders = runs.folders()});
@@ -103,7 +103,7 @@ TEST(Reshard, AddsLittleToTheMemoryOfARank) {
       const auto recipe = [&](const char* technique) {
         std::vector<std::string> keys = keys_of(technique, 2);
         keys.insert(keys.end(), {"model.layers=6", "model.width=128", "train.steps=2"});
-        return runs.recipe(ModelKind::llama, dir, keys);
+        return runs.recipe(Architecture::llama(), dir, keys);
       };
       const auto peak_of = [](const std::function<void()>& body) {
         MemoryCounter& memory = MemoryCounter::current();

@@ -78,17 +78,17 @@ TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
   EXPECT_THAT(message_of<UsageError>([&] { resume(before, recipe_of({"data.tokenizer=x.json"}), "1", "u"); }),
               HasSubstr("data.tokenizer: is another tokenizer (hash u)"));
   EXPECT_THAT(message_of<DataError>([&] { resume(before, recipe_of({"model.layers=9"})); }),
-              AllOf(HasSubstr("of another model"), HasSubstr("layers 9")));
+              AllOf(HasSubstr("of another model"), HasSubstr("model.layers is 4 there, 9 in this run")));
 }
 
 TEST(ResumeCheck, AModelWithOtherExpertsIsAnotherModel) {
   Checkpointed before = checkpoint_of({}, 5);
   ModelConfig model = model_of(before.recipe);
-  model.qkv_bias = true;
+  model.arch.qkv_bias = true;
   model.moe = {.experts = 4, .shared_hidden = 8, .shared_gate = true};
   before.info.model = config_text(model);
   EXPECT_THAT(message_of<DataError>([&] { resume(before, before.recipe); }),
-              AllOf(HasSubstr("of another model"), HasSubstr("qkv_bias experts 4 shared 8 gated")));
+              AllOf(HasSubstr("of another model"), HasSubstr("model.qkv_bias is true there, false in this run")));
 }
 
 /// The user changed data.text, so that is what the error names.

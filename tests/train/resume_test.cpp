@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 const std::vector<std::string> kTwenty{"train.steps=20", "train.eval_every=7", "checkpoint.every=5"};
 
-class Resume : public ::testing::TestWithParam<ModelKind> {
+class Resume : public ::testing::TestWithParam<Architecture> {
  protected:
   TrainOptions options(const std::string& dir, const std::vector<std::string>& set = kTwenty) const {
     return {.recipe = runs_.recipe(GetParam(), dir, set), .folders = runs_.folders()};
@@ -40,8 +40,8 @@ class Resume : public ::testing::TestWithParam<ModelKind> {
   const TinyRuns runs_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, Resume, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, Resume, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Resume, IsBitwiseEqualToAnUninterruptedRun) {
   for (const int ranks : {1, 2, 3}) {
@@ -65,7 +65,8 @@ TEST_P(Resume, IsBitwiseEqualToAnUninterruptedRun) {
 
 TEST(ResumeExperts, ARunOfAModelThatTransformersLacksContinues) {
   const TinyRuns runs;
-  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=3"}), .folders = runs.folders()};
+  TrainOptions options{.recipe = runs.recipe(Architecture::gpt2(), "run", {"train.steps=3"}),
+                       .folders = runs.folders()};
   options.recipe.model.moe = {.experts = 4, .gates = Gates::sigmoid, .capacity = 1.5};
   options.stop_after = 1;
   train_on(1, options);
@@ -122,7 +123,7 @@ TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
       {"precision.compute=fp16", "data_parallel.technique=zero2"}};
   for (size_t i = 0; i < choices.size(); ++i) {
     const auto options = [&](const std::string& dir, bool resume, std::optional<int64_t> stop_after) {
-      return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir + std::to_string(i), choices[i]),
+      return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), dir + std::to_string(i), choices[i]),
                           .folders = runs.folders(),
                           .resume = resume,
                           .stop_after = stop_after};
@@ -144,7 +145,7 @@ TEST(Resuming, KeepsTheStateOfHooksAndOfTheLossScale) {
 TEST(Resuming, WithAnotherHookStartsItAnew) {
   const TinyRuns runs;
   const auto train_until = [&](int64_t stop_after, bool resume, const std::string& hook) {
-    train_on(2, {.recipe = runs.recipe(ModelKind::gpt2, "run", {"data_parallel.hook=" + hook}),
+    train_on(2, {.recipe = runs.recipe(Architecture::gpt2(), "run", {"data_parallel.hook=" + hook}),
                  .folders = runs.folders(),
                  .resume = resume,
                  .stop_after = stop_after});
@@ -169,7 +170,8 @@ TEST(Stop, RequestedOnOneRankStopsAllAfterTheSameStep) {
     std::vector<std::string> messages(3);
     run_thread_ranks(3,
                      [&](const std::shared_ptr<Communicator>& world) {
-                       TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, dir), .folders = runs.folders()};
+                       TrainOptions options{.recipe = runs.recipe(Architecture::gpt2(), dir),
+                                            .folders = runs.folders()};
                        StepCounter counter;
                        options.observer = &counter;
                        options.stop_requested = [&] { return counter.steps == 3 && world->rank() == asking; };
@@ -189,7 +191,7 @@ TEST(Resuming, AnotherRunIsRefused) {
   const TinyRuns runs;
   const auto options = [&](std::vector<std::string> set) {
     set.push_back("model.vocabulary=300");  // room for another tokenizer
-    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, "run", set), .folders = runs.folders()};
+    return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), "run", set), .folders = runs.folders()};
   };
   TrainOptions first = options({});
   first.stop_after = 2;
@@ -218,7 +220,7 @@ TEST(Resuming, AnotherRunIsRefused) {
 TEST(Resuming, WithOtherDataOrAnotherFunctionIsRefusedAndOtherRatesAreListed) {
   const TinyRuns runs;
   const auto options = [&](const std::vector<std::string>& set, bool resume, int64_t stop_after) {
-    return TrainOptions{.recipe = runs.recipe(ModelKind::llama, "run", set),
+    return TrainOptions{.recipe = runs.recipe(Architecture::llama(), "run", set),
                         .folders = runs.folders(),
                         .resume = resume,
                         .stop_after = stop_after};
@@ -245,7 +247,7 @@ TEST(Resuming, WithOtherDataOrAnotherFunctionIsRefusedAndOtherRatesAreListed) {
 TEST(Resuming, ARunOfNoStepsContinuesLikeAnUninterruptedRun) {
   const TinyRuns runs;
   const auto options = [&](const std::string& dir, const std::string& steps, bool resume) {
-    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir, {"train.steps=" + steps}),
+    return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), dir, {"train.steps=" + steps}),
                         .folders = runs.folders(),
                         .resume = resume};
   };
@@ -259,7 +261,7 @@ TEST(Resuming, FromAnEarlierCheckpointWhereTheNewestIsDamaged) {
   const TinyRuns runs;
   const auto options = [&](const std::string& dir) {
     return TrainOptions{
-        .recipe = runs.recipe(ModelKind::gpt2, dir, {"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0"}),
+        .recipe = runs.recipe(Architecture::gpt2(), dir, {"train.steps=6", "checkpoint.every=2", "checkpoint.keep=0"}),
         .folders = runs.folders()};
   };
   train_on(2, options("whole"));
@@ -286,7 +288,7 @@ TEST(Resuming, FromAnEarlierCheckpointWhereTheNewestIsDamaged) {
 TEST(Resuming, KeepsTheNumberOfThreadsWhereItIsLeftOpen) {
   const TinyRuns runs;
   const auto run = [&](bool resume, const std::string& threads, int64_t stop_after) {
-    train_on(1, {.recipe = runs.recipe(ModelKind::gpt2, "run", {"comm.threads_per_rank=" + threads}),
+    train_on(1, {.recipe = runs.recipe(Architecture::gpt2(), "run", {"comm.threads_per_rank=" + threads}),
                  .folders = runs.folders(),
                  .resume = resume,
                  .stop_after = stop_after});
@@ -307,7 +309,7 @@ TEST(Resuming, KeepsTheNumberOfThreadsWhereItIsLeftOpen) {
 TEST(Resuming, KeepsAnAutomaticMicroBatchAndListsAnotherOne) {
   const TinyRuns runs;
   const auto options = [&](const std::string& dir, const std::string& micro_batch, bool resume, int64_t stop_after) {
-    return TrainOptions{.recipe = runs.recipe(ModelKind::gpt2, dir, {"train.micro_batch=" + micro_batch}),
+    return TrainOptions{.recipe = runs.recipe(Architecture::gpt2(), dir, {"train.micro_batch=" + micro_batch}),
                         .folders = runs.folders(),
                         .resume = resume,
                         .stop_after = stop_after};
@@ -330,7 +332,8 @@ TEST(RunFiles, NameEverythingByAbsolutePaths) {
   const TinyRuns runs;
   const fs::path before = fs::current_path();
   fs::current_path(runs / ".");
-  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=1"}), .folders = runs.folders()};
+  TrainOptions options{.recipe = runs.recipe(Architecture::gpt2(), "run", {"train.steps=1"}),
+                       .folders = runs.folders()};
   options.recipe.checkpoint.dir = "here";
   train_on(1, options);
   fs::current_path(before);
@@ -343,7 +346,8 @@ TEST(RunFiles, NameEverythingByAbsolutePaths) {
 
 TEST(RunFiles, LeadBackToTheRun) {
   const TinyRuns runs;
-  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, "run", {"train.steps=4"}), .folders = runs.folders()};
+  TrainOptions options{.recipe = runs.recipe(Architecture::gpt2(), "run", {"train.steps=4"}),
+                       .folders = runs.folders()};
   options.stop_after = 2;
   train_on(2, options);
   // The recipe in the run folder resumes the run.
@@ -361,7 +365,7 @@ TEST(RunFiles, LeadBackToTheRun) {
 
 TEST(Import, IsARunThatContinues) {
   const TinyRuns runs;
-  train_on(1, {.recipe = runs.recipe(ModelKind::llama, "run", {"train.steps=2"}), .folders = runs.folders()});
+  train_on(1, {.recipe = runs.recipe(Architecture::llama(), "run", {"train.steps=2"}), .folders = runs.folders()});
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   const LoadedModel loaded = load_model(runs / "run", alone);
   NamedTensors weights;
@@ -406,7 +410,7 @@ class Watcher final : public TrainObserver {
 TEST(Observer, SeesTheRunInOrder) {
   const TinyRuns runs;
   Watcher watcher;
-  const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
+  const Recipe recipe = runs.recipe(Architecture::gpt2(), "run",
                                     {"train.steps=5", "train.log_every=2", "train.eval_every=3", "checkpoint.every=4",
                                      "sample.tokens=7", "sample.prompt=call"});
   run_thread_ranks(

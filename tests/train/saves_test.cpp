@@ -26,7 +26,7 @@ class Saves : public ::testing::Test {
  protected:
   TrainOptions options(const std::string& dir, std::vector<std::string> set, bool resume = false,
                        std::optional<int64_t> stop_after = std::nullopt) const {
-    return {.recipe = runs_.recipe(ModelKind::gpt2, dir, set),
+    return {.recipe = runs_.recipe(Architecture::gpt2(), dir, set),
             .folders = runs_.folders(),
             .resume = resume,
             .stop_after = stop_after};

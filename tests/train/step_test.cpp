@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 /// Runs `body` with a TrainStep of the tiny GPT-2 on `ranks` thread ranks.
 void on_steps(int ranks, const TinyRuns& runs,
               const std::function<void(TrainStep&, RunState&, const TrainBatch&, const Mesh&)>& body) {
-  const Recipe recipe = runs.recipe(ModelKind::gpt2, "none");
+  const Recipe recipe = runs.recipe(Architecture::gpt2(), "none");
   run_thread_ranks(ranks,
                    [&](const std::shared_ptr<Communicator>& world) {
                      const Mesh mesh = Mesh::create(world, {{"dp", ranks}});
@@ -129,7 +129,7 @@ TEST(TrainStep, AStopRequestIsAgreedOn) {
 /// In the whole loop, a learning rate that makes the weights overflow ends the run on every rank; checkpoints stay.
 TEST(Train, NonFiniteNumbersLeaveTheLastCheckpoint) {
   const TinyRuns runs;
-  const Recipe recipe = runs.recipe(ModelKind::gpt2, "run",
+  const Recipe recipe = runs.recipe(Architecture::gpt2(), "run",
                                     {"optimizer.kind=sgd", "optimizer.lr=1e6", "optimizer.clip_norm=0",
                                      "optimizer.warmup_steps=0", "checkpoint.every=1", "checkpoint.keep=0"});
   std::vector<std::string> messages(2);
@@ -153,7 +153,7 @@ TEST(Train, NonFiniteNumbersLeaveTheLastCheckpoint) {
 /// Every token of the last tenth except the first is counted once, however the windows are distributed.
 TEST(Evaluation, IsTheSameOnAnyRanks) {
   const TinyRuns runs;
-  const Recipe recipe = runs.recipe(ModelKind::llama, "none");
+  const Recipe recipe = runs.recipe(Architecture::llama(), "none");
   const Dataset data = open_dataset(recipe.data, runs.folders());
   const ValidationWindows windows = data.validation_windows(8);
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
@@ -193,7 +193,7 @@ TEST(RunStateTest, OverlapAndPrefetchComeFromTheRecipe) {
   const TinyRuns runs;
   for (const bool overlaps : {true, false}) {
     const std::string prefetch = overlaps ? "data_parallel.prefetch=2" : "data_parallel.prefetch=0";
-    const Recipe recipe = runs.recipe(ModelKind::gpt2, "none",
+    const Recipe recipe = runs.recipe(Architecture::gpt2(), "none",
                                       {overlaps ? "comm.overlap=true" : "comm.overlap=false",
                                        "data_parallel.technique=zero3", prefetch, "mesh.tp=2", "mesh.dp=2"});
     run_thread_ranks(4, [&](const std::shared_ptr<Communicator>& world) {

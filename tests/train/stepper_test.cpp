@@ -44,7 +44,7 @@ class Steppers : public ::testing::Test {
  protected:
   /// Runs on two thread ranks; continues from the checkpoint of `from`, if it has one.
   void on_ranks(const Keys& keys, const std::string& from, const std::function<void(Rank&)>& body) const {
-    const Recipe recipe = runs_.recipe(ModelKind::gpt2, "run", keys);
+    const Recipe recipe = runs_.recipe(Architecture::gpt2(), "run", keys);
     const Dataset data = open_dataset(recipe.data, runs_.folders());
     const TrainWindows windows = data.train_windows(recipe.model.context, recipe.train.seed);
     run_thread_ranks(2,

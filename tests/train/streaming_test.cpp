@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 TrainOptions streaming_options(const TinyRuns& runs, const std::string& dir, std::vector<std::string> set = {},
                                const std::string& cache = "cache") {
   set.insert(set.begin(), {"data.streaming=true", "train.steps=30", "train.eval_every=10"});
-  TrainOptions options{.recipe = runs.recipe(ModelKind::gpt2, dir, set), .folders = runs.folders()};
+  TrainOptions options{.recipe = runs.recipe(Architecture::gpt2(), dir, set), .folders = runs.folders()};
   options.folders.shard_bytes = 110;
   options.folders.cache = runs / cache;
   return options;

@@ -21,27 +21,28 @@ TinyRuns::TinyRuns() {
   write_file(folder_ / "text.txt", text);
 }
 
-Recipe TinyRuns::recipe(ModelKind kind, const std::string& dir, const std::vector<std::string>& set) const {
-  std::vector<std::string> all{"model.kind=" + std::string(name(kind)),
-                               "model.layers=2",
-                               "model.width=16",
-                               "model.heads=4",
-                               "model.context=8",
-                               "model.dropout=0.1",
-                               kind == ModelKind::llama ? "model.kv_heads=2" : "model.kv_heads=0",
-                               kind == ModelKind::llama ? "model.tie_embeddings=false" : "model.tie_embeddings=true",
-                               "data.text=text.txt",
-                               "data.tokenizer=bytes",
-                               "train.steps=20",
-                               "train.global_batch=36",
-                               "train.seed=3",
-                               "train.eval_every=0",
-                               "optimizer.lr=0.01",
-                               "optimizer.warmup_steps=2",
-                               "checkpoint.every=0",
-                               "checkpoint.dir=\"" + (folder_ / dir).string() + "\"",
-                               "sample.tokens=0",
-                               "data_parallel.bucket_bytes=4096"};
+Recipe TinyRuns::recipe(Architecture kind, const std::string& dir, const std::vector<std::string>& set) const {
+  std::vector<std::string> all{
+      "model.kind=" + std::string(kind.name),
+      "model.layers=2",
+      "model.width=16",
+      "model.heads=4",
+      "model.context=8",
+      "model.dropout=0.1",
+      kind == Architecture::llama() ? "model.kv_heads=2" : "model.kv_heads=0",
+      kind == Architecture::llama() ? "model.tie_embeddings=false" : "model.tie_embeddings=true",
+      "data.text=text.txt",
+      "data.tokenizer=bytes",
+      "train.steps=20",
+      "train.global_batch=36",
+      "train.seed=3",
+      "train.eval_every=0",
+      "optimizer.lr=0.01",
+      "optimizer.warmup_steps=2",
+      "checkpoint.every=0",
+      "checkpoint.dir=\"" + (folder_ / dir).string() + "\"",
+      "sample.tokens=0",
+      "data_parallel.bucket_bytes=4096"};
   all.insert(all.end(), set.begin(), set.end());
   needs_chosen(set);
   return parse_recipe("", "test", all);

@@ -20,7 +20,7 @@ class TinyRuns {
   DataFolders folders() const { return {.home = folder_.path(), .cache = folder_ / "cache"}; }
 
   /// Dropout 0.1, a global batch of 36 rows, so up to 4 ranks with 3 micro-batches each. `set` is like --set.
-  Recipe recipe(ModelKind kind, const std::string& dir, const std::vector<std::string>& set = {}) const;
+  Recipe recipe(Architecture kind, const std::string& dir, const std::vector<std::string>& set = {}) const;
 
  private:
   TemporaryFolder folder_;

@@ -175,7 +175,7 @@ ReportFacts facts_of(const RunLog& log) {
   add("threads of a rank", std::to_string(info->numerics.threads_per_rank));
   add("matrix products", info->numerics.products);
   ModelConfig model = parse_config_text(info->model, log.run().string());
-  add("model", fmt::format("{}, {} layers of width {}, {} parameters", name(model.kind), model.layers, model.width,
+  add("model", fmt::format("{}, {} layers of width {}, {} parameters", model.arch.name, model.layers, model.width,
                            format_count(static_cast<double>(model.num_parameters()))));
   Recipe recipe = parse_recipe(info->recipe, log.run().string());
   if (info->numerics.ranks == 0) return report;

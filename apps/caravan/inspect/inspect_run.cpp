@@ -61,7 +61,7 @@ void print_model(const CheckpointInfo& info, const fs::path& checkpoint) {
   if (info.model.empty()) return print_counters(info);
   const ModelConfig model = parse_config_text(info.model, checkpoint.string());
   print_fact("model",
-             fmt::format("{}, {} layers of width {}, {} parameters, vocabulary {}, context {}", name(model.kind),
+             fmt::format("{}, {} layers of width {}, {} parameters, vocabulary {}, context {}", model.arch.name,
                          model.layers, model.width, format_count(static_cast<double>(model.num_parameters())),
                          model.vocabulary, model.context));
 }

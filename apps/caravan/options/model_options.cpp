@@ -101,8 +101,7 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
                    "what the adapters name as the model that they belong to: a folder, or a name on Hugging Face's hub")
       ->needs(adapter);
   exporter->callback([&line] { line.command = CommandLine::Command::export_model; });
-  CLI::App* importer =
-      app.add_subcommand("import", "create a run folder from a Hugging Face GPT-2, Llama, Qwen2 or Mixtral");
+  CLI::App* importer = app.add_subcommand("import", "create a run folder from a Hugging Face model: docs/models.md");
   importer
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")
       ->required();

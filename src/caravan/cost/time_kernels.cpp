@@ -109,13 +109,13 @@ class KernelList final : public KernelLog {
 
 /// Layers whose kernels are timed together.
 struct StepShape {
-  ModelKind kind;
+  Architecture (*arch)();
   int64_t width, batch, context;
 };
 constexpr StepShape kStepShapes[] = {
-    {ModelKind::gpt2, 128, 2, 128},  {ModelKind::gpt2, 192, 12, 128},
-    {ModelKind::gpt2, 512, 2, 256},  {ModelKind::llama, 192, 4, 128},
-    {ModelKind::llama, 384, 4, 256}, {ModelKind::gpt2, 1024, 1, 128}};  // its weights are in no cache
+    {Architecture::gpt2, 128, 2, 128},  {Architecture::gpt2, 192, 12, 128},
+    {Architecture::gpt2, 512, 2, 256},  {Architecture::llama, 192, 4, 128},
+    {Architecture::llama, 384, 4, 256}, {Architecture::gpt2, 1024, 1, 128}};  // its weights are in no cache
 
 /// Of a pass on the slowest rank, which took `first` seconds at first. Nothing if it takes longer than `share` of the
 /// time.
@@ -139,7 +139,7 @@ std::optional<TimedStep> time_step(Communicator& world, const StepShape& shape, 
   if (!deadline.allows(0, share)) return std::nullopt;
   constexpr int64_t kLayers = 2, kHeadWidth = 32, kVocabulary = 512;
   ModelConfig config;
-  config.kind = shape.kind;
+  config.arch = shape.arch();
   config.layers = kLayers;
   config.width = shape.width;
   config.heads = shape.width / kHeadWidth;
@@ -168,8 +168,7 @@ std::optional<TimedStep> time_step(Communicator& world, const StepShape& shape, 
   const auto seconds = pass_seconds(world, pass, std::max(first.count(), 1e-6), deadline, share);
   if (!seconds) return std::nullopt;
   const std::string what =
-      fmt::format("{} of width {}, {} x {} tokens", shape.kind == ModelKind::gpt2 ? "gpt2" : "llama", shape.width,
-                  shape.batch, shape.context);
+      fmt::format("{} of width {}, {} x {} tokens", shape.arch().name, shape.width, shape.batch, shape.context);
   return TimedStep{.what = what, .kernels = std::move(list.kernels), .seconds = *seconds};
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 
 #include "caravan/module/module.h"
 #include "caravan/nn/attention/attention.h"
@@ -10,31 +9,32 @@
 
 namespace caravan {
 
-/// One layer of a decoder: x += attention(norm(x)); x += mlp(norm(x)). {stream, ..} -> {stream, ..}: the other inputs
-/// (labels) pass through, so that blocks can be chained.
-template <class Norm, class Feed>
-class PreNormBlock final : public Module {
+/// One layer of a decoder, as config.arch says: x += attention(norm(x)); x += mlp(norm(x)), with norms before or after
+/// the branches or both, one after the other or in parallel. {stream, ..} -> {stream, ..}: the other inputs (labels) pass
+/// through, so that blocks can be chained.
+///
+/// Modules: "attention_norm", "attention", "attention_post_norm", "mlp_norm", "mlp", "mlp_post_norm", as far as the
+/// architecture has them.
+class Block final : public Module {
  public:
-  PreNormBlock(const ModelConfig& config, std::shared_ptr<RopeTable> rope)
-      : attention_norm_(register_module<Norm>("attention_norm", config.width, config.norm_epsilon)),
-        attention_(register_module<Attention>("attention", config, std::move(rope))),
-        mlp_norm_(register_module<Norm>("mlp_norm", config.width, config.norm_epsilon)),
-        mlp_(register_module<Feed>("mlp", config)) {}
+  Block(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable> rope);
 
  protected:
-  Tensors forward(Tensors inputs, const ForwardContext& context) override {
-    ResidualStream x(std::move(inputs.front()), context, name());
-    x += attention_(x.normed(attention_norm_), context);
-    x += mlp_(x.normed(mlp_norm_), context);
-    inputs.front() = x.value();
-    return inputs;
-  }
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
-  Norm& attention_norm_;
+  Norm* add_norm(const char* name, const ModelConfig& config, bool is_there);
+  Layer& add_feed(const ModelConfig& config, int64_t layer);
+  at::Tensor attend(const at::Tensor& x, const ForwardContext& context);
+  at::Tensor feed(const at::Tensor& x, const ForwardContext& context);
+
+  bool is_parallel_;
+  Norm* attention_norm_;  ///< these may be null
   Attention& attention_;
-  Norm& mlp_norm_;
-  Feed& mlp_;
+  Norm* attention_post_norm_;
+  Norm* mlp_norm_;
+  Layer& mlp_;
+  Norm* mlp_post_norm_;
 };
 
 }  // namespace caravan

@@ -12,8 +12,8 @@ namespace caravan {
 
 at::Tensor Logits::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bsf,vf->bsv", "", {{0, 1}}};
-  if (tiles_ != nullptr) return linear(input, *tiles_, nullptr, weight_.name(), context);
-  at::Tensor logits = linear(input, weight_);
+  if (tiles_ != nullptr) return soft_capped(linear(input, *tiles_, nullptr, weight_.name(), context), cap_);
+  at::Tensor logits = soft_capped(linear(input, weight_), cap_);
   record_layout(context, kType, logits, {input, weight_}, name());
   return logits;
 }
@@ -24,15 +24,13 @@ void Logits::use_tiles(const Tiles& tiles) {
 }
 
 Head::Head(const ModelConfig& config, Parameter* tied)
-    : norm_(config.kind == ModelKind::gpt2
-                ? static_cast<Layer&>(register_module<LayerNorm>("norm", config.width, config.norm_epsilon))
-                : register_module<RmsNorm>("norm", config.width, config.norm_epsilon)),
+    : norm_(register_module<Norm>("norm", config.width, config.norm_epsilon, config.arch.has_norm_bias())),
       weight_(tied != nullptr ? share_parameter(*tied)
                               : register_parameter("weight", {.shape = {config.vocabulary, config.width},
                                                               .init = {Init::Kind::normal, kInitStd},
                                                               .decays = true})),
-      logits_(register_module<Logits>("logits", weight_)),
-      loss_(register_module<CrossEntropy>("loss", weight_)) {}
+      logits_(register_module<Logits>("logits", weight_, config.logits_cap)),
+      loss_(register_module<CrossEntropy>("loss", weight_, config.logits_cap)) {}
 
 std::vector<Module*> Head::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {
   for (const auto& cut : cuts) tiles_.add(register_module<Tile>(tile_name(tiles_.size()), cut.front()));

@@ -3,14 +3,16 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/loss/cross_entropy.h"
+#include "caravan/nn/norm.h"
 #include "caravan/nn/tiles.h"
 
 namespace caravan {
 
-/// The projection of hidden states to the vocabulary: x [.., width] -> [.., vocabulary]. Shares its weight.
+/// The projection of hidden states to the vocabulary: x [.., width] -> [.., vocabulary], capped (soft_capped). Shares
+/// its weight.
 class Logits final : public Layer {
  public:
-  explicit Logits(Parameter& weight) : weight_(share_parameter(weight)) {}
+  explicit Logits(Parameter& weight, double cap = 0) : weight_(share_parameter(weight)), cap_(cap) {}
   /// The weight is cut into these.
   void use_tiles(const Tiles& tiles);
 
@@ -19,6 +21,7 @@ class Logits final : public Layer {
 
  private:
   Parameter& weight_;
+  double cap_;
   const Tiles* tiles_ = nullptr;
 };
 
@@ -36,7 +39,7 @@ class Head final : public Module, public Tileable {
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
-  Layer& norm_;
+  Norm& norm_;
   Parameter& weight_;  ///< [vocabulary, width]
   Logits& logits_;
   CrossEntropy& loss_;

@@ -1,24 +1,16 @@
 #include "caravan/models/model.h"
 
 #include <string>
-#include <type_traits>
 
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/models/block.h"
-#include "caravan/nn/experts/moe.h"
+#include "caravan/nn/linear.h"
 #include "caravan/nn/lora.h"
-#include "caravan/nn/mlp.h"
-#include "caravan/nn/norm.h"
 
 namespace caravan {
 namespace {
-
-template <class Feed>
-using Gpt2Block = PreNormBlock<LayerNorm, Feed>;
-template <class Feed>
-using LlamaBlock = PreNormBlock<RmsNorm, Feed>;
 
 const ModelConfig& valid(const ModelConfig& config) {
   config.validate();
@@ -28,20 +20,17 @@ const ModelConfig& valid(const ModelConfig& config) {
 }  // namespace
 
 BlockList::BlockList(const ModelConfig& config) {
-  const auto rope =
-      config.kind == ModelKind::llama ? std::make_shared<RopeTable>(config.head_width(), config.rope_theta) : nullptr;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const std::string name = std::to_string(layer);
-    const auto add = [&]<class Block>(std::type_identity<Block>) {
-      list_.push_back(&register_module<Block>(name, config, rope));
-    };
-    const bool has_experts = config.moe.is_used();
-    if (config.kind == ModelKind::gpt2) {
-      has_experts ? add(std::type_identity<Gpt2Block<Moe<Mlp>>>{}) : add(std::type_identity<Gpt2Block<Mlp>>{});
-    } else {
-      has_experts ? add(std::type_identity<LlamaBlock<Moe<GatedMlp>>>{})
-                  : add(std::type_identity<LlamaBlock<GatedMlp>>{});
+  std::vector<std::shared_ptr<RopeTable>> ropes;  // of different settings
+  const auto rope_of = [&](int64_t layer) -> std::shared_ptr<RopeTable> {
+    if (!config.rotates(layer)) return nullptr;
+    const RopeSettings settings = rope_settings(config, layer);
+    for (const auto& rope : ropes) {
+      if (rope->settings() == settings) return rope;
     }
+    return ropes.emplace_back(std::make_shared<RopeTable>(settings));
+  };
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    list_.push_back(&register_module<Block>(std::to_string(layer), config, layer, rope_of(layer)));
   }
 }
 

@@ -23,7 +23,7 @@ class BlockList final : public Module {
   std::vector<Module*> list_;
 };
 
-/// GPT-2 or Llama: a decoder for next-token prediction. run({ids}) -> {logits [batch, sequence, vocabulary]};
+/// A decoder for next-token prediction, as its config's architecture says. run({ids}) -> {logits [batch, sequence, vocabulary]};
 /// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel for none.
 ///
 /// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them in order runs the model (labels pass

@@ -1,4 +1,8 @@
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -75,28 +79,48 @@ struct Swiglu : Function<Swiglu> {
   }
 };
 
+at::Tensor value_of(Activation activation, const at::Tensor& x) {
+  switch (activation) {
+    case Activation::gelu_tanh: return TanhGelu::apply(x);
+    case Activation::gelu: return at::gelu(x);
+    case Activation::relu: return at::relu(x);
+    case Activation::silu: break;
+  }
+  return at::silu(x);
+}
+
 }  // namespace
 
-at::Tensor tanh_gelu(const at::Tensor& x, const ForwardContext& context, std::string_view what) {
+at::Tensor activated(Activation activation, const at::Tensor& x, const ForwardContext& context, std::string_view what) {
   static const OpType kType{"bsm->bsm"};
-  check_device("gelu", x);
-  at::Tensor y = TanhGelu::apply(x);
+  check_device("activation", x);
+  at::Tensor y = value_of(activation, x);
   record_layout(context, kType, y, {x}, what);
   return y;
 }
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context, std::string_view what) {
+at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context,
+                 std::string_view what) {
   static const OpType kType{"bsm,bsm->bsm", "", {{1}}};
-  check_device("swiglu", gate);
+  check_device("gated activation", gate);
   if (gate.sizes() != up.sizes() || gate.scalar_type() != up.scalar_type()) {
     throw ShapeError(
-        {"swiglu", std::string(what),
+        {"gated activation", std::string(what),
          fmt::format("gate [{}] and up [{}] differ in shape or dtype", join(gate.sizes()), join(up.sizes())), "",
          "split gate and up in the same way"});
   }
-  at::Tensor y = Swiglu::apply(gate, up);
+  at::Tensor y = activation == Activation::silu ? Swiglu::apply(gate, up) : value_of(activation, gate) * up;
   record_layout(context, kType, y, {gate, up}, what);
   return y;
 }
+
+at::Tensor scaled(const at::Tensor& x, double factor, const ForwardContext& context, std::string_view what) {
+  static const OpType kType{"bsf->bsf", "", {{0}}};
+  at::Tensor y = x * factor;
+  record_layout(context, kType, y, {x}, what);
+  return y;
+}
+
+at::Tensor soft_capped(const at::Tensor& x, double cap) { return cap == 0 ? x : at::tanh(x / cap) * cap; }
 
 }  // namespace caravan

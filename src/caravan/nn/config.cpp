@@ -1,7 +1,6 @@
 #include "caravan/nn/config.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -41,28 +40,76 @@ std::string nearest_divisors(int64_t whole, int64_t number, Fits fits) {
   return join(nearest(all, number, 1), " or ");
 }
 
-void check_heads(const ModelConfig& c) {
-  const bool rotates = c.kind == ModelKind::llama;
-  const auto even_heads = [&](int64_t heads) { return !rotates || c.width / heads % 2 == 0; };
-  if (c.width % c.heads != 0 || !even_heads(c.heads)) {
-    const std::string valid = nearest_divisors(c.width, c.heads, even_heads);
-    const std::string fact = c.width % c.heads != 0
-                                 ? fmt::format("{} heads do not divide width {}", c.heads, c.width)
-                                 : fmt::format("heads of width {} cannot be rotated in pairs", c.width / c.heads);
-    const int64_t unit = rotates ? 2 * c.heads : c.heads;
-    const std::string widths = fmt::format("a width that is a multiple of {}, such as {}", unit,
-                                           std::max<int64_t>(1, (c.width + unit / 2) / unit) * unit);
-    refuse("heads", fact, valid.empty() ? "use " + widths : fmt::format("use heads = {}, or {}", valid, widths));
+void check_head_width(const ModelConfig& c) {
+  const int64_t rotated = c.rotated_width();
+  if (!c.arch.rotates() || (rotated > 0 && rotated % 2 == 0)) return;
+  if (c.rope_fraction != 1) {
+    refuse("rope_fraction",
+           fmt::format("{} of {} features, {}, cannot be rotated in pairs", c.rope_fraction, c.head_width(), rotated),
+           fmt::format("use {}", static_cast<double>(rotated + 1) / static_cast<double>(c.head_width())));
   }
+  refuse("head_width", fmt::format("heads of width {} cannot be rotated in pairs", c.own_head_width),
+         fmt::format("use head_width = {}", c.own_head_width + 1));
+}
+
+void check_heads(const ModelConfig& c) {
+  const bool rotates = c.arch.rotates();
+  if (c.own_head_width == 0) {
+    const auto even_heads = [&](int64_t heads) { return !rotates || c.width / heads % 2 == 0; };
+    if (c.width % c.heads != 0 || (c.rope_fraction == 1 && !even_heads(c.heads))) {
+      const std::string valid = nearest_divisors(c.width, c.heads, even_heads);
+      const std::string fact = c.width % c.heads != 0
+                                   ? fmt::format("{} heads do not divide width {}", c.heads, c.width)
+                                   : fmt::format("heads of width {} cannot be rotated in pairs", c.width / c.heads);
+      const int64_t unit = rotates ? 2 * c.heads : c.heads;
+      const std::string widths = fmt::format("a width that is a multiple of {}, such as {}", unit,
+                                             std::max<int64_t>(1, (c.width + unit / 2) / unit) * unit);
+      refuse("heads", fact, valid.empty() ? "use " + widths : fmt::format("use heads = {}, or {}", valid, widths));
+    }
+  }
+  check_head_width(c);
   if (c.heads % c.num_kv_heads() != 0) {
     refuse("kv_heads", fmt::format("{} kv_heads do not divide {} heads", c.kv_heads, c.heads),
            fmt::format("use kv_heads = {}", nearest_divisors(c.heads, c.kv_heads, [](int64_t) { return true; })));
   }
-  if (!rotates && c.num_kv_heads() != c.heads) {
-    refuse("kv_heads",
-           fmt::format("{} kv_heads for {} heads: GPT-2 has no grouped-query attention", c.kv_heads, c.heads),
-           "leave kv_heads out, or use kind = \"llama\"");
+}
+
+void check_layers(std::string_view key, const LayerSet& set, const ModelConfig& c) {
+  if (set.last_listed() < c.layers) return;
+  refuse(key, fmt::format("layer {} of {}, which are numbered from 0", set.last_listed(), c.layers),
+         fmt::format("the last layer is {}", c.layers - 1));
+}
+
+void check_scaling(const ModelConfig& c) {
+  const RopeScaling& scaling = c.rope_scaling;
+  if (!scaling.is_used()) return;
+  check_real("rope_factor", scaling.factor, scaling.factor >= 1, "at least 1", "8");
+  const bool is_ordered = scaling.low_frequency > 0 && scaling.high_frequency > scaling.low_frequency;
+  check_real("rope_high_frequency", scaling.high_frequency, is_ordered, "above rope_low_frequency, above 0", "4");
+  if (scaling.kind == RopeScalingKind::dynamic && scaling.original_context == 0) {
+    refuse("rope_original_context", "is not given, and a dynamic scaling is of texts beyond it",
+           "set it to the context that the model was first trained with");
   }
+  const auto pairs = static_cast<size_t>(c.rotated_width() / 2);
+  if (scaling.kind == RopeScalingKind::longrope &&
+      (scaling.short_factors.size() != pairs || scaling.long_factors.size() != pairs)) {
+    refuse("rope_scaling",
+           fmt::format("longrope has {} short and {} long factors for {} frequencies", scaling.short_factors.size(),
+                       scaling.long_factors.size(), pairs),
+           "give one of each for each frequency: a config.json has them");
+  }
+}
+
+/// Numbers of which 0 means none.
+void check_caps(const ModelConfig& c) {
+  const auto check = [](std::string_view key, double value, std::string_view usual) {
+    check_real(key, value, value >= 0, "0 or more", usual);
+  };
+  check("attention_cap", c.attention_cap, "0 or 50");
+  check("logits_cap", c.logits_cap, "0 or 30");
+  check("score_width", c.score_width, "0, the width of a head");
+  check_real("local_rope_theta", c.local_rope_theta, c.local_rope_theta == 0 || c.local_rope_theta > 1, "0 or above 1",
+             "10000");
 }
 
 void check_experts(const ModelConfig& c) {
@@ -92,6 +139,13 @@ void check_experts(const ModelConfig& c) {
   check("capacity", moe.capacity, "0 or 1.25");
   check("balance_loss", moe.balance_loss, "0.01");
   check("z_loss", moe.z_loss, "0 or 0.001");
+  if (moe.dense_layers.last_listed() >= c.layers || c.num_expert_layers() == 0) {
+    refuse_moe("dense_layers", fmt::format("\"{}\" of {} layers", moe.dense_layers.to_string(), c.layers),
+               "leave experts in some of the layers, which are numbered from 0");
+  }
+  if (moe.dense_hidden < 0 || moe.dense_hidden > 1 << 22) {
+    refuse_moe("dense_hidden", fmt::format("an MLP of width {}", moe.dense_hidden), "use 0, or its width");
+  }
   if (moe.capacity > 0 && moe.balances_batch()) {
     refuse_moe("capacity", "experts of limited capacity take the tokens of a sequence in order, and a batch has none",
                "use moe.balance = \"sequence\", or leave the capacity at 0");
@@ -100,20 +154,27 @@ void check_experts(const ModelConfig& c) {
 
 }  // namespace
 
-std::string_view name(ModelKind kind) noexcept { return kind == ModelKind::gpt2 ? "gpt2" : "llama"; }
-
-ModelKind model_kind(std::string_view name) {
-  if (name == "gpt2") return ModelKind::gpt2;
-  if (name == "llama") return ModelKind::llama;
-  const std::array<std::string, 2> known{"gpt2", "llama"};
-  refuse("kind", fmt::format("there is no model kind '{}'", name),
-         fmt::format("the nearest is '{}'; there are {}", nearest(name, known), join(known)));
+int64_t ModelConfig::rotated_width() const noexcept {
+  return static_cast<int64_t>(static_cast<double>(head_width()) * rope_fraction);
 }
 
 int64_t ModelConfig::hidden_width() const noexcept {
   if (hidden != 0) return hidden;
-  if (kind == ModelKind::gpt2) return 4 * width;
+  if (!arch.is_gated) return 4 * width;
   return (8 * width + 3 * 64 - 1) / (3 * 64) * 64;
+}
+
+int64_t ModelConfig::dense_width() const noexcept {
+  if (!moe.is_used()) return hidden_width();
+  ModelConfig dense = *this;
+  dense.hidden = moe.dense_hidden;
+  return dense.hidden_width();
+}
+
+int64_t ModelConfig::num_expert_layers() const noexcept {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < layers; ++layer) count += has_experts(layer) ? 1 : 0;
+  return count;
 }
 
 void ModelConfig::validate() const {
@@ -124,12 +185,20 @@ void ModelConfig::validate() const {
   check_range("context", context, 1, 1 << 28);
   check_range("vocabulary", vocabulary, 1, 1 << 28);
   check_range("hidden", hidden, 0, 1 << 22);
+  check_range("head_width", own_head_width, 0, 1 << 16);
+  check_range("window", window, 0, 1 << 28);
+  check_real("rope_fraction", rope_fraction, rope_fraction > 0 && rope_fraction <= 1, "above 0 and at most 1", "1");
   check_heads(*this);
   check_experts(*this);
   check_lora(*this);
-  if (qkv_bias && kind == ModelKind::gpt2) {
-    refuse("qkv_bias", "GPT-2 has these biases anyway", "leave qkv_bias out, or use kind = \"llama\"");
+  check_layers("full_layers", full_layers, *this);
+  check_layers("unrotated_layers", unrotated_layers, *this);
+  if (arch.has_one_norm && (!arch.is_parallel || arch.norm_place != NormPlace::before)) {
+    refuse("one_norm", "two branches that are not parallel, or have norms after them, cannot read one norm",
+           "use parallel = true and norm_place = \"before\", or one_norm = false");
   }
+  check_scaling(*this);
+  check_caps(*this);
   check_real("dropout", dropout, dropout >= 0 && dropout < 1, "in [0, 1)", "0 or 0.1");
   check_real("norm_epsilon", norm_epsilon, norm_epsilon > 0, "above 0", "1e-5");
   check_real("rope_theta", rope_theta, rope_theta > 1, "above 1", "10000");
@@ -137,42 +206,68 @@ void ModelConfig::validate() const {
 
 namespace {
 
+/// Matrices of an MLP.
+int64_t num_matrices(const Architecture& arch) { return arch.is_gated ? 3 : 2; }
+
 /// Parameters of an MLP.
 int64_t mlp_parameters(const ModelConfig& c, int64_t hidden) {
-  if (c.kind == ModelKind::gpt2) return 2 * c.width * hidden + hidden + c.width;
-  return 3 * c.width * hidden;
+  const int64_t matrices = num_matrices(c.arch);
+  return matrices * c.width * hidden + (c.arch.mlp_bias ? (matrices - 1) * hidden + c.width : 0);
 }
 
-/// Parameters of the MLP, or of the mixture of experts in its place.
-int64_t feed_parameters(const ModelConfig& c) {
+/// Parameters of a mixture of experts.
+int64_t expert_parameters(const ModelConfig& c) {
   const MoeConfig& moe = c.moe;
-  if (!moe.is_used()) return mlp_parameters(c, c.hidden_width());
   const int64_t router = c.width * moe.experts;
   const int64_t shared = moe.has_shared() ? mlp_parameters(c, moe.shared_hidden) + (moe.shared_gate ? c.width : 0) : 0;
   return router + moe.experts * mlp_parameters(c, c.hidden_width()) + shared;
 }
 
+int64_t norms_of_layer(const Architecture& arch) {
+  const int64_t before = arch.has_norms_before() ? (arch.has_one_norm ? 1 : 2) : 0;
+  return before + (arch.has_norms_after() ? 2 : 0);
+}
+
+int64_t attention_parameters(const ModelConfig& c) {
+  const int64_t projected = c.query_width() + 2 * c.kv_width();
+  const int64_t biases = (c.arch.qkv_bias ? projected : 0) + (c.arch.output_bias ? c.width : 0);
+  int64_t norms = 0;
+  if (c.arch.qk_norm == QkNorm::head) norms = 2 * c.head_width();
+  if (c.arch.qk_norm == QkNorm::whole) norms = c.query_width() + c.kv_width();
+  return c.width * (projected + c.query_width()) + biases + norms * (c.arch.has_norm_bias() ? 2 : 1);
+}
+
 }  // namespace
 
 int64_t ModelConfig::num_parameters() const noexcept {
-  const int64_t kv_width = num_kv_heads() * head_width();
-  const bool is_gpt2 = kind == ModelKind::gpt2;
-  const int64_t biases = (has_qkv_bias() ? width + 2 * kv_width : 0) + (is_gpt2 ? width : 0);
-  const int64_t norm = (is_gpt2 ? 2 : 1) * width;
-  const int64_t layer = 2 * width * width + 2 * width * kv_width + biases + feed_parameters(*this) + 2 * norm;
-  const int64_t words = (vocabulary + (is_gpt2 ? context : 0)) * width;
-  return words + layers * layer + norm + (tie_embeddings ? 0 : vocabulary * width) + adapter_parameters(*this);
+  const int64_t norm = (arch.has_norm_bias() ? 2 : 1) * width;
+  const int64_t layer = attention_parameters(*this) + norms_of_layer(arch) * norm;
+  const int64_t with_experts = num_expert_layers();
+  const int64_t feeds = (with_experts > 0 ? with_experts * expert_parameters(*this) : 0) +
+                        (layers - with_experts) * mlp_parameters(*this, dense_width());
+  const int64_t words = (vocabulary + (arch.positions == Positions::learned ? context : 0)) * width;
+  const int64_t rest = words + norm + (arch.embedding_norm ? norm : 0) + (tie_embeddings ? 0 : vocabulary * width);
+  return rest + layers * layer + feeds + adapter_parameters(*this);
 }
 
 double ModelConfig::flops_per_token(int64_t length) const noexcept {
-  const double h = static_cast<double>(width);
-  const double grouped = static_cast<double>(num_kv_heads()) / static_cast<double>(heads);
-  const double matrices_of_mlp = kind == ModelKind::gpt2 ? 2 : 3;
-  const int64_t passed = moe.is_used() ? moe.top_k * hidden_width() + moe.shared_hidden : hidden_width();
-  const auto scores = static_cast<double>(moe.experts);
-  const double layer = 4 * h * h * (1 + grouped) + 2 * matrices_of_mlp * h * static_cast<double>(passed) +
-                       2 * h * scores + 4 * static_cast<double>(length) * h;
-  const double forward = static_cast<double>(layers) * layer + 2 * h * static_cast<double>(vocabulary);
+  const auto h = static_cast<double>(width);
+  const auto queries = static_cast<double>(query_width());
+  const double projections = 4 * h * (queries + static_cast<double>(kv_width()));
+  const auto of_mlp = [&](int64_t features) {
+    return 2 * static_cast<double>(num_matrices(arch)) * h * static_cast<double>(features);
+  };
+  const int64_t with_experts = num_expert_layers();
+  double layers_forward = static_cast<double>(layers - with_experts) * of_mlp(dense_width());
+  if (with_experts > 0) {
+    const double experts = of_mlp(moe.top_k * hidden_width() + moe.shared_hidden);
+    layers_forward += static_cast<double>(with_experts) * (experts + 2 * h * static_cast<double>(moe.experts));
+  }
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t seen = window_of(layer) == 0 ? length : std::min(length, window_of(layer));
+    layers_forward += projections + 4 * static_cast<double>(seen) * queries;
+  }
+  const double forward = layers_forward + 2 * h * static_cast<double>(vocabulary);
   // A frozen weight has no gradient, which saves a third of its products.
   return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
 }

@@ -2,16 +2,12 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "caravan/nn/architecture.h"
+#include "caravan/nn/layer_set.h"
+
 namespace caravan {
-
-enum class ModelKind : uint8_t { gpt2, llama };
-
-std::string_view name(ModelKind kind) noexcept;
-/// The kind of this name. Throws UsageError with the nearest valid name.
-ModelKind model_kind(std::string_view name);
 
 /// How a router turns its scores into gates.
 enum class Gates : uint8_t { softmax, sigmoid };
@@ -35,13 +31,15 @@ struct MoeConfig {
   /// batch.
   BalanceScope balance = BalanceScope::sequence;
   double balance_loss = 0.01;
-  double z_loss = 0;  ///< of the mean square of the scores' log-sum-exp (Zoph et al., arXiv 2202.08906)
+  double z_loss = 0;         ///< of the mean square of the scores' log-sum-exp (Zoph et al., arXiv 2202.08906)
+  LayerSet dense_layers{};   ///< layers with one MLP instead, of dense_hidden
+  int64_t dense_hidden = 0;  ///< 0: the default of the architecture
 
   bool is_used() const noexcept { return experts > 0; }
   /// Whether the whole step is routed once before its gradients are computed.
   bool balances_batch() const noexcept { return is_used() && balance == BalanceScope::batch && balance_loss > 0; }
   bool has_shared() const noexcept { return shared_hidden > 0; }
-  bool operator==(const MoeConfig&) const noexcept = default;
+  bool operator==(const MoeConfig&) const = default;
 };
 
 /// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights are frozen, and each chosen linear layer computes W x +
@@ -58,29 +56,46 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const noexcept = default;
 };
 
-/// The sizes of a reference model: enough to build it, count its parameters and name its tensors. 0 in kv_heads or
-/// hidden means the default of the kind; num_kv_heads() and hidden_width() return the resolved values.
+/// A model: its architecture, sizes and numbers; enough to build it, count its parameters and name its tensors. 0 in
+/// kv_heads, hidden and own_head_width means the default; num_kv_heads(), hidden_width() and head_width() return the
+/// resolved values.
 struct ModelConfig {
-  ModelKind kind = ModelKind::gpt2;
+  Architecture arch{};
   int64_t layers = 4;
   int64_t width = 192;
   int64_t heads = 6;
-  int64_t kv_heads = 0;    ///< for grouped-query attention (Llama); 0: as many as heads
-  int64_t context = 128;   ///< longest sequence; also the number of positions that GPT-2 learns
+  int64_t kv_heads = 0;    ///< for grouped-query attention; 0: as many as heads
+  int64_t context = 128;   ///< longest sequence; also the number of positions that are learned
   int64_t vocabulary = 0;  ///< set once the tokenizer is known
-  int64_t hidden = 0;      ///< MLP width; 0: 4 width (GPT-2), 8/3 width rounded up to a multiple of 64 (Llama)
+  int64_t hidden = 0;      ///< MLP width; 0: 4 width, gated 8/3 width rounded up to a multiple of 64
   bool tie_embeddings = true;
-  double dropout = 0;  ///< GPT-2: embedding, attention weights, both residual branches; Llama: attention weights
+  double dropout = 0;  ///< of attention weights; with arch.drops_branches also of the embedding and both branches
   double norm_epsilon = 1e-5;
-  double rope_theta = 10000;  ///< Llama: base of the rotary frequencies
-  bool qkv_bias = false;      ///< Llama: queries, keys and values have biases; in GPT-2 they always do
+  double rope_theta = 10000;  ///< base of the rotary frequencies
   MoeConfig moe{};
   LoraConfig lora{};
+  int64_t own_head_width = 0;   ///< features of a head; 0: width / heads
+  double rope_fraction = 1;     ///< the part of a head's features that is rotated
+  RopeScaling rope_scaling{};   ///< of rope_theta's frequencies
+  double local_rope_theta = 0;  ///< base of layers with a window, unscaled; 0: rope_theta, scaled
+  LayerSet unrotated_layers{};  ///< layers without positions
+  int64_t window = 0;           ///< keys that a query sees, its own included; 0: all up to its own
+  LayerSet full_layers{};       ///< layers without the window
+  double score_width = 0;       ///< scores are divided by its square root; 0: head_width()
+  double attention_cap = 0;     ///< scores s become cap tanh(s / cap); 0: no cap
+  double logits_cap = 0;        ///< the same for logits
 
   int64_t num_kv_heads() const noexcept { return kv_heads == 0 ? heads : kv_heads; }
-  int64_t head_width() const noexcept { return width / heads; }
-  int64_t hidden_width() const noexcept;  ///< width of the MLP, or of an expert
-  bool has_qkv_bias() const noexcept { return kind == ModelKind::gpt2 || qkv_bias; }
+  int64_t head_width() const noexcept { return own_head_width == 0 ? width / heads : own_head_width; }
+  int64_t query_width() const noexcept { return heads * head_width(); }  ///< of all heads
+  int64_t kv_width() const noexcept { return num_kv_heads() * head_width(); }
+  int64_t rotated_width() const noexcept;  ///< features of a head that are rotated
+  int64_t hidden_width() const noexcept;   ///< width of the MLP, or of an expert
+  int64_t dense_width() const noexcept;    ///< width of the MLP of a layer without experts
+  bool has_experts(int64_t layer) const noexcept { return moe.is_used() && !moe.dense_layers.has(layer); }
+  int64_t num_expert_layers() const noexcept;
+  int64_t window_of(int64_t layer) const noexcept { return full_layers.has(layer) ? 0 : window; }
+  bool rotates(int64_t layer) const noexcept { return arch.rotates() && !unrotated_layers.has(layer); }
 
   /// Throws UsageError on the first impossible value. Its subject is the key ("model.heads"), its action the nearest
   /// valid choice. Everything else here expects a valid config.
@@ -93,7 +108,7 @@ struct ModelConfig {
   /// tied, the experts that a token goes through, and no recomputation.
   double flops_per_token(int64_t length) const noexcept;
 
-  bool operator==(const ModelConfig&) const noexcept = default;
+  bool operator==(const ModelConfig&) const = default;
 };
 
 }  // namespace caravan

@@ -1,6 +1,7 @@
 #include "caravan/nn/embedding.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -236,11 +237,15 @@ at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardCont
 
 InputEmbedding::InputEmbedding(const ModelConfig& config)
     : context_(config.context),
+      scale_(config.arch.scales_embedding ? std::sqrt(static_cast<double>(config.width)) : 1),
       token_(register_module<Embedding>("token", config.vocabulary, config.width)),
-      position_(config.kind == ModelKind::gpt2
+      position_(config.arch.positions == Positions::learned
                     ? &register_module<PositionEmbedding>("position", config.context, config.width)
                     : nullptr),
-      dropout_(register_module<Dropout>("dropout", config.kind == ModelKind::gpt2 ? config.dropout : 0)) {}
+      norm_(config.arch.embedding_norm
+                ? &register_module<Norm>("norm", config.width, config.norm_epsilon, config.arch.has_norm_bias())
+                : nullptr),
+      dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
 
 Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {
   const at::Tensor& ids = inputs.front();
@@ -250,7 +255,9 @@ Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {
   }
   check_positions(ids, context);
   at::Tensor x = token_(ids, context);
+  if (scale_ != 1) x = scaled(x, scale_, context, name());
   if (position_ != nullptr) x = (*position_)(x, context);
+  if (norm_ != nullptr) x = (*norm_)(x, context);
   inputs.front() = dropout_(x, context);
   return inputs;
 }

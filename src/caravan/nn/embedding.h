@@ -5,6 +5,7 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
+#include "caravan/nn/norm.h"
 #include "caravan/nn/tiles.h"
 
 namespace caravan {
@@ -47,8 +48,9 @@ class PositionEmbedding final : public Layer {
   Parameter& weight_;
 };
 
-/// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows,
-/// learned positions (GPT-2), dropout. Throws UsageError if a position is outside the model's context.
+/// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows, scaled
+/// or not, learned positions, norm, dropout, as config.arch says. Throws UsageError if a position is outside the model's
+/// context.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);
@@ -61,8 +63,10 @@ class InputEmbedding final : public Module {
   void check_positions(const at::Tensor& ids, const ForwardContext& context) const;
 
   int64_t context_;
+  double scale_;
   Embedding& token_;
-  PositionEmbedding* position_ = nullptr;
+  PositionEmbedding* position_;  ///< null: none are learned
+  Norm* norm_;                   ///< null: none
   Dropout& dropout_;
 };
 

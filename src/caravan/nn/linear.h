@@ -62,5 +62,7 @@ class LoraAdapter final : public Layer {
 /// Init of the two linear layers of a block that write into the residual stream, scaled down as in GPT-2 because
 /// 2 x layers of them add up there.
 double residual_init_std(const ModelConfig& config);
+/// Dropout probability of the embedding and of both branches.
+inline double branch_dropout(const ModelConfig& config) { return config.arch.drops_branches ? config.dropout : 0; }
 
 }  // namespace caravan

@@ -23,21 +23,20 @@ bool is_target(const std::string& target, const std::string& layer) {
 }
 
 void add_mlp(std::vector<LinearShape>& layers, const ModelConfig& config, const std::string& name, int64_t hidden) {
-  if (config.kind == ModelKind::llama) layers.push_back({name + ".gate", config.width, hidden});
+  if (config.arch.is_gated) layers.push_back({name + ".gate", config.width, hidden});
   layers.push_back({name + ".up", config.width, hidden});
   layers.push_back({name + ".down", hidden, config.width});
 }
 
 /// The linear layers of one block.
-std::vector<LinearShape> layers_of_block(const ModelConfig& config) {
-  const int64_t kv_width = config.num_kv_heads() * config.head_width();
-  std::vector<LinearShape> layers{{"attention.query", config.width, config.width},
-                                  {"attention.key", config.width, kv_width},
-                                  {"attention.value", config.width, kv_width},
-                                  {"attention.output", config.width, config.width}};
+std::vector<LinearShape> layers_of_block(const ModelConfig& config, int64_t block) {
+  std::vector<LinearShape> layers{{"attention.query", config.width, config.query_width()},
+                                  {"attention.key", config.width, config.kv_width()},
+                                  {"attention.value", config.width, config.kv_width()},
+                                  {"attention.output", config.query_width(), config.width}};
   const MoeConfig& moe = config.moe;
-  if (!moe.is_used()) add_mlp(layers, config, "mlp", config.hidden_width());
-  if (moe.is_used() && moe.has_shared()) add_mlp(layers, config, "mlp.shared", moe.shared_hidden);
+  if (!config.has_experts(block)) add_mlp(layers, config, "mlp", config.dense_width());
+  if (config.has_experts(block) && moe.has_shared()) add_mlp(layers, config, "mlp.shared", moe.shared_hidden);
   return layers;
 }
 
@@ -46,7 +45,7 @@ std::vector<LinearShape> layers_of_block(const ModelConfig& config) {
 std::vector<LinearShape> linear_layers(const ModelConfig& config) {
   std::vector<LinearShape> layers;
   for (int64_t block = 0; block < config.layers; ++block) {
-    for (LinearShape& layer : layers_of_block(config)) {
+    for (LinearShape& layer : layers_of_block(config, block)) {
       layers.push_back({fmt::format("blocks.{}.{}", block, layer.name), layer.in, layer.out});
     }
   }
@@ -90,7 +89,7 @@ void check_lora(const ModelConfig& config) {
   for (const std::string& target : lora.targets) {
     if (std::ranges::any_of(layers, [&](const auto& layer) { return is_target(target, layer.name); })) continue;
     std::vector<std::string> names;
-    for (const LinearShape& layer : layers_of_block(config)) {
+    for (const LinearShape& layer : layers_of_block(config, 0)) {
       names.push_back(layer.name.substr(layer.name.rfind('.') + 1));
       names.push_back(layer.name);
     }

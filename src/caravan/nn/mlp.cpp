@@ -4,30 +4,25 @@
 
 namespace caravan {
 
-Mlp::Mlp(const ModelConfig& config)
-    : up_(register_module<Linear>("up", Linear::Options{.in = config.width, .out = config.hidden_width()})),
+Mlp::Mlp(const ModelConfig& config, int64_t hidden)
+    : activation_(config.arch.activation),
+      gate_(config.arch.is_gated
+                ? &register_module<Linear>(
+                      "gate", Linear::Options{.in = config.width, .out = hidden, .bias = config.arch.mlp_bias})
+                : nullptr),
+      up_(register_module<Linear>("up",
+                                  Linear::Options{.in = config.width, .out = hidden, .bias = config.arch.mlp_bias})),
       down_(register_module<Linear>(
           "down",
-          Linear::Options{.in = config.hidden_width(), .out = config.width, .init_std = residual_init_std(config)})),
-      dropout_(register_module<Dropout>("dropout", config.dropout)) {}
+          Linear::Options{
+              .in = hidden, .out = config.width, .bias = config.arch.mlp_bias, .init_std = residual_init_std(config)})),
+      dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
 
 at::Tensor Mlp::forward(const at::Tensor& input, const ForwardContext& context) {
-  return dropout_(down_(tanh_gelu(up_(input, context), context, name()), context), context);
-}
-
-GatedMlp::GatedMlp(const ModelConfig& config)
-    : gate_(register_module<Linear>("gate",
-                                    Linear::Options{.in = config.width, .out = config.hidden_width(), .bias = false})),
-      up_(register_module<Linear>("up",
-                                  Linear::Options{.in = config.width, .out = config.hidden_width(), .bias = false})),
-      down_(register_module<Linear>("down", Linear::Options{.in = config.hidden_width(),
-                                                            .out = config.width,
-                                                            .bias = false,
-                                                            .init_std = residual_init_std(config)})) {}
-
-at::Tensor GatedMlp::forward(const at::Tensor& input, const ForwardContext& context) {
-  const at::Tensor gate = gate_(input, context);
-  return down_(swiglu(gate, up_(input, context), context, name()), context);
+  if (gate_ == nullptr)
+    return dropout_(down_(activated(activation_, up_(input, context), context, name()), context), context);
+  const at::Tensor gate = (*gate_)(input, context);
+  return dropout_(down_(gated(activation_, gate, up_(input, context), context, name()), context), context);
 }
 
 }  // namespace caravan

@@ -7,32 +7,23 @@
 
 namespace caravan {
 
-/// GPT-2: down(gelu(up(x))), with biases and dropout.
+/// down(activation(up(x))), or gated down(activation(gate(x)) * up(x)), as config.arch says. Dropout follows with
+/// arch.drops_branches.
 class Mlp final : public Layer {
  public:
-  explicit Mlp(const ModelConfig& config);
+  /// `hidden` features.
+  Mlp(const ModelConfig& config, int64_t hidden);
+  explicit Mlp(const ModelConfig& config) : Mlp(config, config.hidden_width()) {}
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
+  Activation activation_;
+  Linear* gate_;  ///< null: not gated
   Linear& up_;
   Linear& down_;
   Dropout& dropout_;
-};
-
-/// Llama: down(silu(gate(x)) * up(x)), no biases.
-class GatedMlp final : public Layer {
- public:
-  explicit GatedMlp(const ModelConfig& config);
-
- protected:
-  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
-
- private:
-  Linear& gate_;
-  Linear& up_;
-  Linear& down_;
 };
 
 }  // namespace caravan

@@ -6,8 +6,10 @@ namespace caravan {
 namespace {
 
 /// The labels of a norm with `num_parameters`; it needs whole features unless their statistics are reduced.
-OpType norm_type(int num_parameters, bool is_split) {
+OpType norm_type(int num_parameters, bool is_split, bool of_heads) {
   const char* whole = is_split ? "" : "f";
+  if (of_heads)
+    return num_parameters == 2 ? OpType{"bsnf,f,f->bsnf", "f", {{1}, {2}}} : OpType{"bsnf,f->bsnf", "f", {{1}}};
   return num_parameters == 2 ? OpType{"bsf,f,f->bsf", whole, {{1}, {2}}} : OpType{"bsf,f->bsf", whole, {{1}}};
 }
 
@@ -21,13 +23,14 @@ Norm::Norm(int64_t width, double epsilon, bool has_bias)
 
 at::Tensor Norm::forward(const at::Tensor& input, const ForwardContext& context) {
   const bool is_split = reduction_ != nullptr;
+  const bool of_heads = input.dim() == 4;
   at::Tensor y = is_split           ? split_norm(input, weight_, bias_, epsilon_, reduction_)
                  : bias_ != nullptr ? layer_norm(input, weight_, *bias_, epsilon_)
                                     : rms_norm(input, weight_, epsilon_);
   if (bias_ != nullptr) {
-    record_layout(context, norm_type(2, is_split), y, {input, weight_, *bias_}, name());
+    record_layout(context, norm_type(2, is_split, of_heads), y, {input, weight_, *bias_}, name());
   } else {
-    record_layout(context, norm_type(1, is_split), y, {input, weight_}, name());
+    record_layout(context, norm_type(1, is_split, of_heads), y, {input, weight_}, name());
   }
   return y;
 }

@@ -32,9 +32,11 @@ NormedSum add_norm(const at::Tensor& x, const at::Tensor& branch, Parameter& wei
 at::Tensor split_norm(const at::Tensor& x, Parameter& weight, Parameter* bias, double epsilon,
                       const std::shared_ptr<RowReduction>& reduction);
 
-/// A norm over the features.
+/// A norm over the last dim of [batch, sequence, feature] or [batch, sequence, head, feature].
 class Norm : public Layer {
  public:
+  Norm(int64_t width, double epsilon, bool has_bias);
+
   /// The features are split over ranks: `reduction` sums their statistics. Null: they are whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction) { reduction_ = std::move(reduction); }
 
@@ -44,7 +46,6 @@ class Norm : public Layer {
                         std::string_view what);
 
  protected:
-  Norm(int64_t width, double epsilon, bool has_bias);
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
@@ -52,18 +53,6 @@ class Norm : public Layer {
   Parameter& weight_;
   Parameter* bias_;  ///< null: RMSNorm
   std::shared_ptr<RowReduction> reduction_;
-};
-
-/// layer_norm.
-class LayerNorm final : public Norm {
- public:
-  LayerNorm(int64_t width, double epsilon) : Norm(width, epsilon, /*has_bias=*/true) {}
-};
-
-/// rms_norm.
-class RmsNorm final : public Norm {
- public:
-  RmsNorm(int64_t width, double epsilon) : Norm(width, epsilon, /*has_bias=*/false) {}
 };
 
 }  // namespace caravan

@@ -7,6 +7,7 @@
 
 #include "caravan/module/context.h"
 #include "caravan/module/plan/layout_table.h"
+#include "caravan/nn/architecture.h"
 
 namespace caravan {
 
@@ -21,11 +22,19 @@ inline void record_layout(const ForwardContext& context, const OpType& op, const
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b, const ForwardContext& context, std::string_view what);
 
-/// GELU in its tanh form, elementwise; the result is contiguous.
-at::Tensor tanh_gelu(const at::Tensor& x, const ForwardContext& context, std::string_view what);
+/// The activation, elementwise. gelu_tanh, GELU in its tanh form, is contiguous.
+at::Tensor activated(Activation activation, const at::Tensor& x, const ForwardContext& context, std::string_view what);
 
-/// gate * sigmoid(gate) * up, elementwise on two tensors of the same shape; saves only its inputs for backward.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context, std::string_view what);
+/// activation(gate) * up, elementwise on two tensors of the same shape. That of silu, SwiGLU, saves only its inputs for
+/// backward.
+at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor& up, const ForwardContext& context,
+                 std::string_view what);
+
+/// x * factor.
+at::Tensor scaled(const at::Tensor& x, double factor, const ForwardContext& context, std::string_view what);
+
+/// cap tanh(x / cap): x itself for a cap of 0. (Gemma 2, arXiv 2408.00118.)
+at::Tensor soft_capped(const at::Tensor& x, double cap);
 
 /// [batch, sequence, feature] -> [batch, sequence, local heads, head_width]: a shard of the features is a shard of the
 /// heads. Throws ShapeError naming `what` for a shard that is not whole heads.

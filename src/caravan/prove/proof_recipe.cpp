@@ -217,6 +217,32 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
   }
 }
 
+namespace {
+
+/// One of the two layers is of each kind that the model has; windows are shorter than the context, and texts longer than
+/// the context before the scaling of positions.
+void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
+  const auto shrink = [&](LayerSet& set) {
+    if (!set.empty()) set = LayerSet::every(2);
+  };
+  shrink(small.full_layers);
+  shrink(small.unrotated_layers);
+  shrink(small.moe.dense_layers);
+  if (small.moe.dense_hidden > 0) small.moe.dense_hidden = 24;
+  if (model.window > 0) small.window = 3;
+  if (model.own_head_width > 0) small.own_head_width = model.rope_fraction < 1 ? 8 : 6;
+  if (model.rope_fraction < 1) small.rope_fraction = 0.5;
+  if (model.score_width > 0) small.score_width = 5;
+  RopeScaling& scaling = small.rope_scaling;
+  if (scaling.original_context > 0) scaling.original_context = 4;
+  const auto pairs = static_cast<size_t>(small.rotated_width() / 2);
+  for (auto* factors : {&scaling.short_factors, &scaling.long_factors}) {
+    if (!factors->empty()) factors->resize(pairs, factors->back());
+  }
+}
+
+}  // namespace
+
 ModelConfig shrunken(const ModelConfig& model) {
   const bool is_grouped = model.num_kv_heads() < model.heads;
   ModelConfig small = model;
@@ -228,6 +254,7 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.context = 8;
   small.vocabulary = 23;  // prime: no degree divides it
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
+  shrink_patterns(small, model);
   if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
     small.lora.rank = 4;
     small.lora.alpha = 2;

@@ -20,9 +20,9 @@ bool may_differ(const RecipeKey& key) {
   return key.name == "model.context" || (role != OnResume::shape && role != OnResume::function);
 }
 
-/// GPT-2 has a learned vector for each position.
+/// A learned vector for each position.
 void check_context(const Recipe& recipe, const InitSource& source) {
-  if (source.model.kind != ModelKind::gpt2 || recipe.model.context <= source.model.context) return;
+  if (source.model.arch.positions != Positions::learned || recipe.model.context <= source.model.context) return;
   recipe.refuse("model.context",
                 fmt::format("{} tokens, but {} has learned {} positions", recipe.model.context, source.folder.string(),
                             source.model.context),

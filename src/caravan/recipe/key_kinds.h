@@ -40,12 +40,13 @@ std::vector<RecipeKey> on_axis(std::vector<RecipeKey> keys, const std::string& a
 /// The keys of a family that splits layers or sequences.
 std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& split);
 
-/// The keys of data, dtypes, mesh, data parallelism and memory, pipelines, and mixture of experts.
+/// The keys of the model and its experts, one for each of model_fields() that is one.
+std::vector<RecipeKey> model_keys();
+/// The keys of data, dtypes, mesh, data parallelism and memory, and pipelines.
 std::vector<RecipeKey> data_keys();
 std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
 std::vector<RecipeKey> pipeline_keys();
-std::vector<RecipeKey> moe_keys();
 /// The keys of adapters.
 std::vector<RecipeKey> lora_keys();
 

@@ -10,65 +10,9 @@
 namespace caravan {
 namespace {
 
-RecipeKey for_llama(RecipeKey key) {
-  return only_with(
-      std::move(key), [](const Recipe& recipe) { return recipe.model.kind == ModelKind::llama; },
-      "is used with model.kind = \"llama\" only");
-}
-
-RecipeKey model_kind() {
-  return {{"model.kind", OnResume::shape},
-          "the architecture",
-          [](const Recipe& recipe) { return RecipeValue{std::string(name(recipe.model.kind))}; },
-          [](Recipe& recipe, const RecipeValue& value) -> std::string {
-            const std::vector<std::string> kinds{"gpt2", "llama"};
-            const auto* given = std::get_if<std::string>(&value);
-            if (given == nullptr) return is_not(value, "a string");
-            if (*given == "gpt2") {
-              recipe.model.kind = ModelKind::gpt2;
-            } else if (*given == "llama") {
-              recipe.model.kind = ModelKind::llama;
-            } else {
-              return not_one_of(*given, kinds);
-            }
-            return "";
-          }};
-}
-
 // Accesses a field of the recipe, for reading and writing.
 #define FIELD(member) \
   [](Recipe & recipe) -> auto& { return recipe.member; }
-
-std::vector<RecipeKey> model_keys() {
-  return {
-      model_kind(),
-      integer({"model.layers", OnResume::shape}, "blocks", FIELD(model.layers), {1, 10'000}),
-      integer({"model.width", OnResume::shape}, "features of a token's vector", FIELD(model.width), {1, 1 << 20}),
-      integer({"model.heads", OnResume::shape}, "attention heads; a divisor of width", FIELD(model.heads),
-              {1, 1 << 16}),
-      only_with(
-          integer({"model.kv_heads", OnResume::shape}, "key and value heads; a divisor of heads; 0: as many as heads",
-                  FIELD(model.kv_heads), {0, 1 << 16}),
-          [](const Recipe& recipe) {
-            return recipe.model.kind == ModelKind::llama || recipe.model.num_kv_heads() == recipe.model.heads;
-          },
-          "must equal model.heads with model.kind = \"gpt2\"; fewer are for \"llama\" only"),
-      integer({"model.hidden", OnResume::shape}, "features inside the MLP; 0: the architecture's default",
-              FIELD(model.hidden), {0, 1 << 22}),
-      integer({"model.context", OnResume::shape}, "tokens in a sequence", FIELD(model.context), {1, 1 << 24}),
-      integer({"model.vocabulary", OnResume::shape}, "rows of the embedding; 0: the tokenizer's number of tokens",
-              FIELD(model.vocabulary), {0, 1 << 24}),
-      boolean({"model.tie_embeddings", OnResume::shape}, "the output layer shares the weights of the token embedding",
-              FIELD(model.tie_embeddings)),
-      real({"model.dropout", OnResume::history}, "dropout probability", FIELD(model.dropout), {0, 0.99}),
-      real({"model.norm_epsilon", OnResume::function}, "added to the variance in the norms", FIELD(model.norm_epsilon),
-           {1e-12, 1}),
-      for_llama(real({"model.rope_theta", OnResume::function}, "base of the rotary position frequencies",
-                     FIELD(model.rope_theta), {1, 1e12})),
-      for_llama(
-          boolean({"model.qkv_bias", OnResume::shape}, "queries, keys and values have biases", FIELD(model.qkv_bias))),
-  };
-}
 
 /// A word, or a file: what can be neither is a misspelt word.
 RecipeKey balance() {
@@ -177,8 +121,8 @@ std::vector<RecipeKey> output_keys() {
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = [] {
     std::vector<RecipeKey> all = model_keys();
-    for (auto& part : {moe_keys(), lora_keys(), data_keys(), training_keys(), optimizer_keys(), precision_keys(),
-                       comm_keys(), parallel_keys(), output_keys()}) {
+    for (auto& part : {lora_keys(), data_keys(), training_keys(), optimizer_keys(), precision_keys(), comm_keys(),
+                       parallel_keys(), output_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

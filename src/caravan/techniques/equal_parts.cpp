@@ -1,5 +1,6 @@
 #include "caravan/techniques/equal_parts.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,11 @@ namespace {
 
 std::string wrong_with_parts(const ModelConfig& config, int64_t degree) {
   if (config.heads % degree != 0) return fmt::format("{} ranks cannot share {} heads equally", degree, config.heads);
-  if (config.hidden_width() < degree) {
-    return fmt::format("{} ranks share an MLP of {} features", degree, config.hidden_width());
+  const int64_t hidden = std::min(config.hidden_width(), config.dense_width());
+  if (hidden < degree) return fmt::format("{} ranks share an MLP of {} features", degree, hidden);
+  if (config.arch.qk_norm == QkNorm::whole && config.num_kv_heads() % degree != 0) {
+    return fmt::format("{} ranks cannot share {} heads of keys equally, whose norm is of all of them", degree,
+                       config.num_kv_heads());
   }
   if (config.vocabulary > 0 && config.vocabulary < degree) {
     return fmt::format("{} ranks share a vocabulary of {}", degree, config.vocabulary);

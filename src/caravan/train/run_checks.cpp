@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/formats/huggingface/hf_form.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/registry/compose.h"
 
 namespace caravan {
@@ -50,7 +50,7 @@ void check_dump(const TrainOptions& options, const Recipe& recipe, const ModelCo
     if (options.dump_dir.empty() || num_ranks == 1 || !misfit) continue;
     throw UsageError({"train", misfit->key, misfit->fact, recipe.where(technique.full_name()), misfit->action});
   }
-  if (!options.dump_dir.empty()) huggingface_form(model);  // a dump has its names and shapes
+  if (!options.dump_dir.empty()) architecture_of(model);  // a dump has its names and shapes
   for (const int64_t step : options.dump_steps) {
     if (options.dump_dir.empty() || (step >= steps.first && step < steps.end)) continue;
     throw UsageError({"train", "--dump-steps", fmt::format("step {} is not part of this run", step), "",

@@ -10,7 +10,7 @@ constexpr double kStatisticBytes = 4;  ///< fp32
 
 double real(int64_t number) { return static_cast<double>(number); }
 
-bool has_biases(const ModelConfig& model) { return model.kind == ModelKind::gpt2; }
+bool has_biases(const ModelConfig& model) { return !model.arch.is_gated; }
 /// Matrices from the width to that of an MLP: 2 with a gate.
 double num_ups(const ModelConfig& model) { return has_biases(model) ? 1 : 2; }
 

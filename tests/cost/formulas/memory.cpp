@@ -24,7 +24,7 @@ struct Sizes {
         width(static_cast<double>(shape.model.width)),
         hidden(static_cast<double>(shape.model.hidden_width()) / parts),
         heads(static_cast<double>(shape.model.heads) / parts),
-        mlp_tensors(shape.model.kind == ModelKind::gpt2 ? 2 : 3),
+        mlp_tensors(!shape.model.arch.is_gated ? 2 : 3),
         has_experts(shape.model.moe.is_used()),
         chosen(has_experts ? static_cast<double>(shape.model.moe.top_k) : 1),
         copies(chosen * taken_share(shape.model.moe)),
@@ -50,7 +50,7 @@ double table_elements(const TensorShape& ranks) {
 
 /// What a rank has of everything but the layers.
 double words_elements(const TensorShape& ranks, const ModelPart& part) {
-  const bool is_gpt2 = ranks.model.kind == ModelKind::gpt2;
+  const bool is_gpt2 = !ranks.model.arch.is_gated;
   const double vectors = outer_weight_elements(ranks) - words_weight_elements(ranks);  // positions and final norm
   const double norm = is_gpt2 ? 2 / (static_cast<double>(ranks.model.context) + 2) : 1;
   double elements = 0;

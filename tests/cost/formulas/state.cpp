@@ -70,7 +70,7 @@ void StateShape::count(const ModelConfig& whole, const ModelPart& part) {
   model.layers = part.layers_of(whole);
   ModelConfig bare = model;
   bare.layers = 0;
-  const bool is_gpt2 = model.kind == ModelKind::gpt2;
+  const bool is_gpt2 = !model.arch.is_gated;
   const auto width = static_cast<double>(model.width);
   const double embedding = static_cast<double>(model.vocabulary) * width;
   const double layers = static_cast<double>(model.num_parameters() - bare.num_parameters());

@@ -41,7 +41,7 @@ struct TensorSizes {
         v(static_cast<double>(shape.model.num_kv_heads() * shape.model.head_width())),
         f(static_cast<double>(shape.model.hidden_width())),
         vocabulary(static_cast<double>(shape.model.vocabulary)),
-        ups(shape.model.kind == ModelKind::gpt2 ? 1 : 2),
+        ups(!shape.model.arch.is_gated ? 1 : 2),
         feed(feed_elements(shape.model)),
         inputs(tokens * (3 * h + f)),
         weights(2 * h * h + 2 * h * v + feed.split_matrices),
@@ -112,11 +112,11 @@ double parts_of_keys(const TensorShape& shape, double parts) {
 }
 
 double vector_elements(const TensorShape& shape, const TensorSizes& s) {
-  const bool is_gpt2 = shape.model.kind == ModelKind::gpt2;
+  const bool is_gpt2 = !shape.model.arch.is_gated;
   const double norms = (is_gpt2 ? 4 : 2) * s.h;
   const double parts = is_grid(shape) ? s.q : shape.kind == "1d" ? s.n : 1;
-  const double of_queries = shape.model.has_qkv_bias() ? s.h / parts : 0;
-  const double of_keys = shape.model.has_qkv_bias() ? 2 * s.v / parts_of_keys(shape, parts) : 0;
+  const double of_queries = shape.model.arch.qkv_bias ? s.h / parts : 0;
+  const double of_keys = shape.model.arch.qkv_bias ? 2 * s.v / parts_of_keys(shape, parts) : 0;
   const double whole = norms + (is_gpt2 ? s.h : 0) + s.feed.whole_biases;
   return of_queries + of_keys + s.feed.split_biases / parts + whole / (is_grid(shape) ? s.q : 1);
 }
@@ -241,7 +241,7 @@ double gathered_words_elements(const TensorShape& shape) {
 
 double outer_weight_elements(const TensorShape& shape) {
   const TensorSizes s(shape);
-  const bool is_gpt2 = shape.model.kind == ModelKind::gpt2;
+  const bool is_gpt2 = !shape.model.arch.is_gated;
   const double rest = (is_gpt2 ? static_cast<double>(shape.model.context) + 2 : 1) * s.h;
   return words_weight_elements(shape) + rest / (is_grid(shape) ? s.q : 1);
 }

@@ -36,7 +36,7 @@ at::Tensor summed(const at::Tensor& mine, const Mesh& mesh) {
 
 /// Over `steps` steps with the same weights, the received sums and the remaining residuals add up to the plain sums.
 void expect_nothing_is_lost(const MakeHook& make, int num_ranks, int num_micro_batches) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   constexpr int kSteps = 4;
   at::Tensor want;
   on_mesh({{"dp", num_ranks}}, [&](const Mesh& mesh) {
@@ -82,7 +82,7 @@ TEST(PowerSgdHook, KeepsTheErrorForLater) {
 /// Everything is sent, in another order of sums.
 TEST(TopKHook, OfAllEntriesIsThePlainSum) {
   needs({"ddp"});
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   for (const int ranks : {1, 2, 3, 4}) {
     const StrategyChoice choice{.hook = hook_of("topk", {{"hook_fraction", 1}})};
     EXPECT_LT(distance(first_gradients(choice, problem, ranks), first_gradients({}, problem, ranks)).first, 1e-5);
@@ -182,7 +182,7 @@ TEST(CommunicationHooks, GiveUnlikeProcessorsTheSameBits) {
 
 /// Parts of a matrix that fit into no factor, vectors, and steps of shards between replicas.
 TEST(CommunicationHooks, ServeHsdpBetweenReplicas) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   const Named want = first_gradients({}, problem, 4);
   for (const char* hook : {"topk", "powersgd"}) {
     // So much is sent that little is left out: entries all, factors of 6 columns for 16.
@@ -195,7 +195,7 @@ TEST(CommunicationHooks, ServeHsdpBetweenReplicas) {
 }
 
 const ModelConfig kLarger{
-    .kind = ModelKind::gpt2, .layers = 6, .width = 256, .heads = 4, .context = 64, .vocabulary = 1000};
+    .arch = Architecture::gpt2(), .layers = 6, .width = 256, .heads = 4, .context = 64, .vocabulary = 1000};
 
 TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
   needs({"ddp", "hsdp", "no_hook", "powersgd", "topk"});
@@ -225,7 +225,7 @@ TEST(CommunicationHooks, SendTheBytesOfTheFormula) {
 // ---- a user's hook ----
 
 TEST(CompressHook, SumsInAnotherForm) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   const Named want = first_gradients({}, problem, 3);
   on_mesh({{"dp", 3}}, [&](const Mesh& mesh) {
     Model model(problem.config);

@@ -61,14 +61,14 @@ Arrangement arrange(const Variant& variant, Model& model, Mesh& mesh) {
   return strategy;
 }
 
-ModelConfig model_of(const Variant& variant, ModelKind kind, bool is_tied) {
-  ModelConfig model = shrunken({.kind = kind, .heads = 4, .kv_heads = 2, .tie_embeddings = is_tied});
+ModelConfig model_of(const Variant& variant, Architecture kind, bool is_tied) {
+  ModelConfig model = shrunken({.arch = kind, .heads = 4, .kv_heads = 2, .tie_embeddings = is_tied});
   const int heads = size_of(variant.axes, "ulysses") * size_of(variant.axes, "tp");
   if (heads == 3) {
     model.heads = 6;
     model.width = 24;
   }
-  model.kv_heads = kind == ModelKind::gpt2 ? 0 : 2;
+  model.kv_heads = kind == Architecture::gpt2() ? 0 : 2;
   const int pieces = 2 * size_of(variant.axes, "ring") * size_of(variant.axes, "ulysses") * size_of(variant.axes, "tp");
   model.context = pieces >= 8 ? pieces : 12;
   model.dropout = variant.dropout;
@@ -110,7 +110,7 @@ TEST_P(ContextParallel, MatchesOneProcess) {
   const Variant& variant = GetParam();
   variant.needs.check();
   size_t which = 0;
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) {
       // bf16 stands for few summands only: see prove().
       const size_t num_dtypes = variant.axes.size() == 1 ? kDtypes.size() : kDtypes.size() - 1;
@@ -140,7 +140,7 @@ struct Found {
 };
 
 /// The loss of an evaluation with documents, and a sampled text.
-Found found_on(const Variant& variant, ModelKind kind, const Mesh& world_mesh, bool is_arranged) {
+Found found_on(const Variant& variant, Architecture kind, const Mesh& world_mesh, bool is_arranged) {
   Mesh mesh = world_mesh;
   ModelConfig config = model_of(variant, kind, false);
   config.vocabulary = 257;
@@ -166,7 +166,7 @@ Found found_on(const Variant& variant, ModelKind kind, const Mesh& world_mesh, b
 
 TEST_P(ContextParallel, EvaluatesAndSamplesLikeOneProcess) {
   const Variant& variant = GetParam();
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     Found want;
     on_mesh({{"dp", 1}}, [&](const Mesh& mesh) { want = found_on(variant, kind, mesh, false); });
     EXPECT_FALSE(want.sample.empty());
@@ -197,7 +197,7 @@ int64_t forward_bytes(const Axes& axes, const ModelConfig& config) {
 }
 
 TEST(ContextParallelBytes, MatchTheDocs) {
-  ModelConfig config = shrunken({.kind = ModelKind::llama, .heads = 4, .kv_heads = 2});
+  ModelConfig config = shrunken({.arch = Architecture::llama(), .heads = 4, .kv_heads = 2});
   config.dropout = 0;
   config.layers = 1;
   const int64_t q = 2 * config.context / 4 * config.width * 4;  // of one of 4 ranks; k and v have half the heads
@@ -220,7 +220,7 @@ std::string refusal(const Axes& axes, ModelConfig config, const ContextParallelO
 }
 
 TEST(ContextParallelPlan, RefusesWhatDoesNotDivideWithTheNearestThatDoes) {
-  ModelConfig config = shrunken({.kind = ModelKind::llama, .heads = 4, .kv_heads = 2});
+  ModelConfig config = shrunken({.arch = Architecture::llama(), .heads = 4, .kv_heads = 2});
   const auto has = [](const std::string& text, const char* part) {
     return text.find(part) == std::string::npos ? ::testing::AssertionFailure() << part << " is not in: " << text
                                                 : ::testing::AssertionSuccess();

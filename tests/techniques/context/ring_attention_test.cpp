@@ -111,7 +111,7 @@ struct Slots {
 Found run(const Case& what, const MeshAxis& axis, bool with_ring) {
   const int n = with_ring ? axis.size() : 1;
   const Slots slots(n, with_ring ? axis.coord() : 0);
-  AttentionCore core(what.dropout);
+  AttentionCore core({.dropout = what.dropout});
   Hook hook;
   if (with_ring) hook = core.add_hook(ring_attention(axis, what.schedule));
   axis.deferred().set_overlaps(what.overlaps);
@@ -215,9 +215,10 @@ void expect_scores_of_one_process(int n, const RingOrder& order_of, CoreScores o
     const at::Tensor want = fused_attention(whole[0], whole[1], whole[2], seen, of_whole);
     want.backward(outer);
 
-    AttentionCore core(0);
-    const Hook hook = core.add_hook(ring_attention(axis, checked_ring_schedule, order_of,
-                                                   [&](const Module&, const ForwardContext&) { return of_ring; }));
+    AttentionCore core({});
+    const Hook hook = core.add_hook(
+        ring_attention(axis, checked_ring_schedule, order_of,
+                       [&](const Module&, const Tensors&, int64_t, const ForwardContext&) { return of_ring; }));
     ForwardContext context;
     context.set(Dim::sequence, index);
     if (has_documents) context.documents = some_documents().index_select(1, tokens);
@@ -274,7 +275,7 @@ Tensors inputs_of(int64_t local, int64_t kv_heads, const at::TensorOptions& opti
 std::pair<int64_t, int64_t> bytes_of(const Mesh& mesh, const at::TensorOptions& options, bool has_documents) {
   const MeshAxis& axis = mesh["cp"];
   const int64_t local = kLength / axis.size();
-  AttentionCore core(0);
+  AttentionCore core({});
   const Hook hook = core.add_hook(ring_attention(axis));
   ForwardContext context;
   context.set(Dim::sequence, zigzag_order(kLength, axis.size()).slice(axis.coord() * local, local, kLength));
@@ -307,11 +308,8 @@ TEST(RingAttention, SkipsBlocksOutsideOfTheWindow) {
     std::array<int64_t, 4> counts{};
     on_mesh({{"cp", 4}}, [&](const Mesh& mesh) {
       const MeshAxis& axis = mesh["cp"];
-      AttentionCore core(0);
-      const Hook hook = core.add_hook(
-          ring_attention(axis, checked_ring_schedule, zigzag(), [&](const Module&, const ForwardContext&) {
-            return CoreScores{{}, window};
-          }));
+      AttentionCore core({.window = window});
+      const Hook hook = core.add_hook(ring_attention(axis));
       ForwardContext context;
       context.set(Dim::sequence, zigzag_order(kLength, 4).slice(axis.coord() * 6, 6, kLength));
       PathLog log;
@@ -332,7 +330,7 @@ TEST(RingAttention, SkipsBlocksOutsideOfTheWindow) {
 
 TEST(RingAttention, SendsNothingOnOneRankAndWhenItGenerates) {
   on_mesh({{"cp", 2}}, [](const Mesh& mesh) {
-    AttentionCore core(0);
+    AttentionCore core({});
     const Hook hook = core.add_hook(ring_attention(mesh["cp"]));
     const Tensors inputs = inputs_of(kLength, kHeads, at::kDouble);
     const int64_t before = mesh.bytes_sent();
@@ -347,7 +345,7 @@ TEST(RingAttention, SendsNothingOnOneRankAndWhenItGenerates) {
 
 TEST(RingAttention, RefusesTokensInAnotherOrder) {
   on_mesh({{"cp", 2}}, [](const Mesh& mesh) {
-    AttentionCore core(0);
+    AttentionCore core({});
     const Hook hook = core.add_hook(ring_attention(mesh["cp"]));
     ForwardContext context;
     context.set(Dim::sequence, DimIndex(mesh["cp"].coord() * 12, 12, 24));
@@ -359,7 +357,7 @@ TEST(RingAttention, RefusesTokensInAnotherOrder) {
 /// A dry run checks that the sequence is split over this axis alone, and sends nothing.
 TEST(RingAttention, ChecksLayouts) {
   on_mesh({{"cp", 2}}, [](const Mesh& mesh) {
-    AttentionCore core(0);
+    AttentionCore core({});
     const Hook hook = core.add_hook(ring_attention(mesh["cp"]));
     const auto layout_with = [&](const Placement& of_q, const Placement& of_k) {
       LayoutTable table;

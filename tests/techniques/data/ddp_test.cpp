@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Thread, DdpRanks, ::testing::Values(1, 2, 3, 4));
 /// fp32 sums of the same terms in another order: within 1e-5 of the norm of a gradient.
 TEST_P(DdpRanks, GradientsLossAndNormMatchOneProcess) {
   const int n = GetParam();
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Problem problem(kind);
     const Reference want = one_process(problem);
     for (const int micros : {1, 3}) {
@@ -85,7 +85,7 @@ TEST_P(DdpRanks, GradientsLossAndNormMatchOneProcess) {
             EXPECT_TRUE(at::equal(gradient, ranks[mesh.rank()].gradients.at(name))) << name;
           }
         });
-        SCOPED_TRACE(std::string(name(kind)) + ", " + std::to_string(micros) + " micro-batches, buckets of " +
+        SCOPED_TRACE(std::string(kind.name) + ", " + std::to_string(micros) + " micro-batches, buckets of " +
                      std::to_string(bucket_bytes));
         double loss = 0;
         double squares = 0;
@@ -108,7 +108,7 @@ TEST_P(DdpRanks, GradientsLossAndNormMatchOneProcess) {
 
 /// 30 steps of SGD, within 1e-4 at every step.
 TEST_P(DdpRanks, TrainingMatchesOneProcess) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   const auto train = [&](int n, int micros) {
     std::vector<std::vector<double>> summands(n);
     on_mesh({{"dp", n}}, [&](const Mesh& mesh) {
@@ -135,7 +135,7 @@ TEST_P(DdpRanks, TrainingMatchesOneProcess) {
 
 TEST_P(DdpRanks, SendsOneRingOfTheGradientsAStepAndNothingBeforeTheLastMicroBatch) {
   const int n = GetParam();
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   on_mesh(axes(), [&](const Mesh& mesh) {
     Model model(problem.config);
     model.materialise(mesh, {}, {.seed = 5});
@@ -170,7 +170,7 @@ TEST_P(DdpRanks, SendsOneRingOfTheGradientsAStepAndNothingBeforeTheLastMicroBatc
 }
 
 TEST_P(DdpRanks, WithBf16MastersStayFp32AndCopiesFollow) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   const Reference want = one_process(problem, at::kBFloat16);
   std::vector<Named> ranks(GetParam());
   on_mesh(axes(), [&](const Mesh& mesh) {

@@ -179,7 +179,7 @@ TEST(OrderOfReductions, IsTheOrderOfBackward) {
 }
 
 TEST(OrderOfReductions, IsTheOrderOfBackwardInModels) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Problem problem(kind);
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
       Model model(problem.config);

@@ -15,7 +15,7 @@ namespace {
 
 /// Only the controller has the batch and gets the logits; gradients are those of one process.
 TEST(Replicas, MatchOneProcess) {
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   const Problem::Batch batch = problem.batch();
   Named want;
   at::Tensor want_logits;

@@ -41,7 +41,7 @@ struct Trained {
 
 /// 20 steps of AdamW, in fp32; `clip` 0: without clipping.
 Trained trained(const Setting& choice, int num_ranks, int num_micro_batches, at::ScalarType compute, double clip) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   Trained result;
   on_mesh({{"dp", num_ranks}}, [&](const Mesh& world) {
     Mesh mesh = world;
@@ -258,7 +258,7 @@ TEST(BytesOfAStep, OfReplicas) {
 }
 
 TEST(BytesOfAStep, OfAThousandRanks) {
-  const ModelConfig llama7b{.kind = ModelKind::llama,
+  const ModelConfig llama7b{.arch = Architecture::llama(),
                             .layers = 32,
                             .width = 4096,
                             .heads = 32,
@@ -290,7 +290,7 @@ TEST(BytesOfAStep, MatchAPublishedExample) {
 TEST(ShardingRefuses, ImpossibleOptions) {
   needs({"zero1", "zero2", "zero3", "hsdp", "param_server"});
   on_mesh({{"dp", 2}}, [](const Mesh& world) {
-    const Problem problem(ModelKind::gpt2);
+    const Problem problem(Architecture::gpt2());
     const auto message = [&](const std::string& name, const Values& values = {}) {
       Mesh mesh = world;
       Model model(problem.config);
@@ -381,7 +381,7 @@ TEST(Sharding, BuffersOfOtherSizesDoNotAddUp) {
 /// A sharded model can be wrapped again, by any technique.
 TEST(Sharding, CanBeWrappedAgain) {
   on_mesh({{"dp", 3}}, [](const Mesh& world) {
-    const Problem problem(ModelKind::gpt2);
+    const Problem problem(Architecture::gpt2());
     Model model(problem.config);
     Named want;
     for (const char* technique : {"zero3", "zero2", "ddp", "zero1", "zero3"}) {

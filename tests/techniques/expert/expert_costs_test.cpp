@@ -24,8 +24,8 @@ struct Measured {
 
 /// Every token goes to every expert, or ranks would not get as many copies as each other. Parts of biases have 32
 /// elements: shorter ones are padded in flat buffers.
-MemoryShape shape_of(ModelKind kind, int64_t ep, const Split& cp = context_of("ring", 1), int64_t tp = 1) {
-  return {.model = {.kind = kind,
+MemoryShape shape_of(Architecture kind, int64_t ep, const Split& cp = context_of("ring", 1), int64_t tp = 1) {
+  return {.model = {.arch = kind,
                     .layers = 1,
                     .width = 64,
                     .heads = 4,
@@ -126,7 +126,7 @@ double added_by_a_layer(MemoryShape shape, F f) {
 
 std::vector<MemoryShape> shapes() {
   std::vector<MemoryShape> all;
-  for (const ModelKind kind : {ModelKind::llama, ModelKind::gpt2}) {
+  for (const Architecture& kind : {Architecture::llama(), Architecture::gpt2()}) {
     const Split whole = context_of("ring", 1), ring = context_of("ring", 2);
     all.push_back(shape_of(kind, 2));
     all.push_back(shape_of(kind, 4));
@@ -146,7 +146,7 @@ std::vector<MemoryShape> shapes() {
 TEST(ExpertCosts, MatchTheFormulas) {
   needs({"experts", "1d", "ring", "both"});
   for (const MemoryShape& shape : shapes()) {
-    SCOPED_TRACE(::testing::Message() << name(shape.model.kind) << ", ep " << shape.expert_parallel.degree << ", cp "
+    SCOPED_TRACE(::testing::Message() << shape.model.arch.name << ", ep " << shape.expert_parallel.degree << ", cp "
                                       << shape.context_parallel.degree << ", tp " << shape.tensor_parallel.degree
                                       << ", capacity " << shape.model.moe.capacity);
     const Measured layer = layer_of(shape);

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kTokens = 12, kWidth = 8, kHidden = 5, kExperts = 8;
 
 ModelConfig config(int64_t top_k) {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .width = kWidth,
           .heads = 2,
           .vocabulary = 11,
@@ -27,7 +27,7 @@ void materialise(Experts& experts, const Mesh& mesh) {
   std::vector<Layout::Entry> cut;
   for (const MeshAxis& axis : mesh.axes()) cut.emplace_back(axis.name(), Shard{0});
   std::map<std::string, Layout> layouts;
-  for (const std::string& name : expert_tables(ModelKind::llama)) layouts[name] = Layout(cut);
+  for (const std::string& name : expert_tables(Architecture::llama())) layouts[name] = Layout(cut);
   experts.materialise(mesh, layouts, {.seed = 3});
 }
 

@@ -33,11 +33,11 @@ struct GridCase {
 
 inline void PrintTo(const GridCase& grid, std::ostream* out) { *out << grid.name; }
 
-inline ModelConfig model_of(const GridCase& grid, ModelKind kind, bool is_tied) {
-  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+inline ModelConfig model_of(const GridCase& grid, Architecture kind, bool is_tied) {
+  ModelConfig model = shrunken({.arch = kind, .tie_embeddings = is_tied});
   model.dropout = is_tied ? 0.1 : 0;  // other kernels
   model.heads = grid.heads;
-  model.kv_heads = kind == ModelKind::llama ? grid.heads / 2 : 0;
+  model.kv_heads = kind == Architecture::llama() ? grid.heads / 2 : 0;
   model.width = grid.width;
   model.hidden = 2 * grid.width;
   return model;
@@ -66,7 +66,7 @@ inline void expect_one_process(const GridCase& grid) {
       {{at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}}};  // sharded, arithmetic
   const size_t num_dtypes = grid.dp() > 1 ? 2 : 3;
   size_t which = 0;
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) {
       const auto& [dtype, compute_dtype] = kDtypes[which++ % num_dtypes];
       const bool is_bf16 = compute_dtype == at::kBFloat16;

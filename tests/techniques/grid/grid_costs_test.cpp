@@ -89,7 +89,7 @@ TensorShape shape_of(const ModelConfig& model, const std::string& kind, int64_t 
 /// 175B, and a Llama with grouped heads; a vocabulary that every side divides.
 std::vector<TensorShape> large_shapes() {
   const ModelConfig gpt{.layers = 2, .width = 12'288, .heads = 96, .context = 2048, .vocabulary = 50'304};
-  const ModelConfig llama{.kind = ModelKind::llama,
+  const ModelConfig llama{.arch = Architecture::llama(),
                           .layers = 2,
                           .width = 8192,
                           .heads = 64,
@@ -190,7 +190,7 @@ TEST(GridCosts, MemoryMatchesTheFormulas) {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   const ModelConfig gpt{.layers = 1, .width = 256, .heads = 8, .context = 64, .vocabulary = 64};
   ModelConfig llama = gpt;
-  llama.kind = ModelKind::llama;
+  llama.arch = Architecture::llama();
   llama.hidden = 512;
   llama.kv_heads = 4;
   for (const ModelConfig& model : {gpt, llama}) {

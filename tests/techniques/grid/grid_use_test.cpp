@@ -31,10 +31,10 @@ std::vector<Axes> grids() {
   return {{{"row", 2}, {"col", 2}}, {{"depth", 2}, {"row", 2}, {"col", 2}}, {{"a", 2}, {"b", 2}, {"c", 2}}};
 }
 
-ModelConfig small_model(ModelKind kind, bool is_tied) {
-  ModelConfig model = shrunken({.kind = kind, .tie_embeddings = is_tied});
+ModelConfig small_model(Architecture kind, bool is_tied) {
+  ModelConfig model = shrunken({.arch = kind, .tie_embeddings = is_tied});
   model.dropout = is_tied ? 0.1 : 0;  // other kernels
-  if (kind == ModelKind::llama) model.kv_heads = 2;
+  if (kind == Architecture::llama()) model.kv_heads = 2;
   return model;
 }
 
@@ -67,7 +67,7 @@ Found found_by(Model& model) {
 
 /// Every rank gets the logits of all rows and of the whole vocabulary, which no grid divides.
 TEST(GridUse, GeneratesAndEvaluatesLikeOneProcess) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) {
       const ModelConfig config = small_model(kind, is_tied);
       Found want;
@@ -83,11 +83,11 @@ TEST(GridUse, GeneratesAndEvaluatesLikeOneProcess) {
           const AppliedPlan plan = apply(plan_of(config, mesh), model, mesh, {ids, ids}, {ids});
           materialise(model, mesh, plan);
           const Found got = found_by(model);
-          EXPECT_TRUE(is_close(got.logits, want.logits, 1e-12)) << name(kind);
-          EXPECT_TRUE(is_close(got.next, want.next, 1e-12)) << name(kind);
+          EXPECT_TRUE(is_close(got.logits, want.logits, 1e-12)) << kind.name;
+          EXPECT_TRUE(is_close(got.next, want.next, 1e-12)) << kind.name;
           const Layout summed = Layout::all(mesh, Invariant{});
           const at::Tensor loss = redistribute(got.loss, plan.loss_layout(), summed, mesh);
-          EXPECT_TRUE(is_close(loss, want.loss, 1e-12)) << name(kind);
+          EXPECT_TRUE(is_close(loss, want.loss, 1e-12)) << kind.name;
           EXPECT_EQ(plan.num_row_parts(), mesh.has("a") || mesh.has("depth") ? 4 : 2);
         });
       }
@@ -115,14 +115,14 @@ TEST(GridUse, RefusesOtherGrids) {
   EXPECT_THAT(refusal(config, {{"a", 8}, {"b", 8}, {"c", 8}}),
               AllOf(HasSubstr("divides 96 features by 64"), HasSubstr("do: use 8 or 64")));
   ModelConfig grouped = config;
-  grouped.kind = ModelKind::llama;
+  grouped.arch = Architecture::llama();
   grouped.kv_heads = 2;
   EXPECT_THAT(refusal(grouped, {{"row", 4}, {"col", 4}}),
               AllOf(HasSubstr("divides 2 heads of keys and values by 4"), HasSubstr("do: use 4")));
 }
 
 TEST(GridUse, RefusesRowsThatDoNotDivide) {
-  const ModelConfig config = small_model(ModelKind::gpt2, true);
+  const ModelConfig config = small_model(Architecture::gpt2(), true);
   for (const Axes& axes : grids()) {
     const Mesh mesh = Mesh::create(make_record_world(0, num_ranks(axes)), axes);
     Model model(config);

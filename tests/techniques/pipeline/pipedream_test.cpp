@@ -36,7 +36,7 @@ struct Window {
 };
 
 ModelConfig config_of(const Window& run) {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .layers = run.stages,
           .width = 16,
           .heads = 4,

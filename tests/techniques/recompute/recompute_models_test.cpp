@@ -27,10 +27,10 @@ using ::testing::HasSubstr;
 constexpr std::pair<at::ScalarType, at::ScalarType> kDtypes[] = {
     {at::kDouble, at::kFloat}, {at::kFloat, at::kFloat}, {at::kFloat, at::kBFloat16}};
 
-ProveCase case_of(ModelKind kind, int ranks, const Setting& choice) {
-  const bool is_gpt2 = kind == ModelKind::gpt2;
+ProveCase case_of(Architecture kind, int ranks, const Setting& choice) {
+  const bool is_gpt2 = kind == Architecture::gpt2();
   return {.name = "ddp with recompute " + choice.name(),
-          .model = shrunken({.kind = kind,
+          .model = shrunken({.arch = kind,
                              .heads = 4,
                              .kv_heads = is_gpt2 ? 0 : 2,
                              .tie_embeddings = is_gpt2,
@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RecomputeProof, ::testing::Values(1, 2, 3));
 /// And losses, norms, gradients and parameters are those without recompute bit for bit: the same summands in the same
 /// order. Attention weights and the stream are dropped at random.
 TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const int num_micro_batches : {1, 3}) {
       for (const auto& [dtype, compute_dtype] : kDtypes) {
         std::vector<Trace> want;
@@ -96,7 +96,7 @@ TEST_P(RecomputeProof, HoldsAndChangesNoBit) {
 TEST(RecomputeModel, AnyModuleCanBeNamed) {
   for (const std::vector<std::string>& patterns : std::vector<std::vector<std::string>>{
            {"embedding", "blocks.1", "head"}, {"*.mlp", "*.attention_norm"}, {"*.attention", "blocks.0.mlp.up"}}) {
-    ProveCase what = case_of(ModelKind::gpt2, 2, recompute_of(patterns));
+    ProveCase what = case_of(Architecture::gpt2(), 2, recompute_of(patterns));
     what.num_micro_batches = 2;
     const Proof proof = prove(what);
     EXPECT_TRUE(proof.holds()) << what.name << ": " << proof.to_string();
@@ -105,7 +105,7 @@ TEST(RecomputeModel, AnyModuleCanBeNamed) {
 
 TEST(RecomputeModel, RefusesACoreInsideABlock) {
   needs({"modules"});
-  const auto prove_with = [](const Setting& choice) { prove(case_of(ModelKind::gpt2, 1, choice)); };
+  const auto prove_with = [](const Setting& choice) { prove(case_of(Architecture::gpt2(), 1, choice)); };
   EXPECT_THAT(message_of<UsageError>([&] {
                 prove_with(recompute_of(std::vector<std::string>{"blocks.1", "*.attention.core"}));
               }),
@@ -156,14 +156,14 @@ Bytes measured_bytes(const MemoryShape& shape, const Setting& choice) {
 
 /// Saved bytes decrease by the formula's amount, within 1 %, which covers the graph itself. With whole blocks
 /// the peak of backward decreases too.
-void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
+void keeps_what_the_formula_says(Architecture kind, const MoeConfig& moe) {
   for (const double dropout : {0.0, 0.1}) {
     for (const int64_t compute_bytes : {4, 2}) {
-      MemoryShape shape{.model = {.kind = kind,
+      MemoryShape shape{.model = {.arch = kind,
                                   .layers = 6,
                                   .width = 96,
                                   .heads = 6,
-                                  .kv_heads = kind == ModelKind::llama ? 2 : 0,
+                                  .kv_heads = kind == Architecture::llama() ? 2 : 0,
                                   .context = 128,
                                   .vocabulary = 300,
                                   .dropout = dropout,
@@ -177,7 +177,7 @@ void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
         const Setting choice = recompute_of(recomputed);
         count_recomputed(shape, recomputed);
         const Bytes some = measured_bytes(shape, choice);
-        SCOPED_TRACE(::testing::Message() << name(kind) << ", " << choice.name() << ", dropout " << dropout << ", "
+        SCOPED_TRACE(::testing::Message() << kind.name << ", " << choice.name() << ", dropout " << dropout << ", "
                                           << compute_bytes << " bytes: kept " << none.kept << " -> " << some.kept
                                           << ", peak " << none.peak << " -> " << some.peak);
         EXPECT_NEAR((none.kept - some.kept) / kept, 1 - kept_activation_bytes(shape) / kept, 0.01);
@@ -190,14 +190,15 @@ void keeps_what_the_formula_says(ModelKind kind, const MoeConfig& moe) {
 }
 
 TEST(RecomputeModel, KeepsTheBytesOfTheFormula) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     keeps_what_the_formula_says(kind, {});
   }
 }
 
 TEST(RecomputeModel, KeepsTheBytesOfTheFormulaForExperts) {
-  keeps_what_the_formula_says(ModelKind::gpt2, {.experts = 4, .top_k = 1, .shared_hidden = 64});
-  keeps_what_the_formula_says(ModelKind::llama, {.experts = 8, .top_k = 3, .shared_hidden = 32, .shared_gate = true});
+  keeps_what_the_formula_says(Architecture::gpt2(), {.experts = 4, .top_k = 1, .shared_hidden = 64});
+  keeps_what_the_formula_says(Architecture::llama(),
+                              {.experts = 8, .top_k = 3, .shared_hidden = 32, .shared_gate = true});
 }
 
 }  // namespace

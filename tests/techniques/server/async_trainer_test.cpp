@@ -31,7 +31,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const Problem kProblem(ModelKind::gpt2);
+const Problem kProblem(Architecture::gpt2());
 
 /// The rows of worker `rank` in a step, with the loss its mean over them.
 StageRunner::Source rows_of(int rank, int ranks, int64_t step, int micros = 1) {

@@ -62,7 +62,7 @@ TEST(KvHeads, AreThoseOfTheQueries) {
       Tensors whole = inputs(), part = inputs();
       whole[1].requires_grad_();
       part[1].requires_grad_();
-      AttentionCore core(0);
+      AttentionCore core({});
       const at::Tensor want = core.run(whole, {}).front();
       want.backward(gradient);
       const Hook hook = core.add_hook(kv_heads(mesh));
@@ -86,7 +86,7 @@ TEST(KvHeads, AreThoseOfTheQueries) {
 
 TEST(KvHeads, ChecksLayouts) {
   on_mesh({{"cp", 2}}, [](const Mesh& mesh) {
-    AttentionCore core(0);
+    AttentionCore core({});
     const Hook hook = core.add_hook(kv_heads(mesh));
     const auto layout_with = [&](const Placement& of_q, const Placement& of_k, const Placement& of_v,
                                  Phase phase = Phase::forward) {

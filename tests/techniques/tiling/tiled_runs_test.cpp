@@ -29,7 +29,7 @@ Keys sharded(int ranks) {
   return {"mesh.dp=" + std::to_string(ranks), "data_parallel.technique=zero3", "data_parallel.share=off"};
 }
 
-class TiledRuns : public ::testing::TestWithParam<ModelKind> {
+class TiledRuns : public ::testing::TestWithParam<Architecture> {
  protected:
   void SetUp() override { needs({"zero3"}); }
   TrainOptions options(const std::string& dir, const Keys& keys) const {
@@ -46,8 +46,8 @@ class TiledRuns : public ::testing::TestWithParam<ModelKind> {
   const TinyRuns runs_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, TiledRuns, ::testing::Values(ModelKind::gpt2, ModelKind::llama),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Models, TiledRuns, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
 
 /// Initial values are equal; gradients within the order of sums.
 TEST_P(TiledRuns, HaveTheGradientsOfWholeLayers) {

@@ -55,7 +55,7 @@ std::map<std::string, at::Tensor> loss_and_gradients(const ModelConfig& config, 
 /// Initial values too. Sums in fp64 in another order; the gradients of key biases are nothing but rounding.
 TEST(Tiling, ChangesNeitherLossNorGradients) {
   std::vector<ModelConfig> configs{tiny_mixtral(), tiny_qwen2_moe()};
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     for (const bool is_tied : {true, false}) configs.push_back(tiny_config(kind, is_tied));
   }
   for (const ModelConfig& config : configs) {
@@ -135,7 +135,7 @@ TEST_P(ModelsInTiles, MatchOneProcess) {
 
 /// A model whose head and embedding are larger than everything else.
 ModelConfig wide_words() {
-  return {.kind = ModelKind::llama,
+  return {.arch = Architecture::llama(),
           .layers = 2,
           .width = 16,
           .heads = 2,
@@ -198,7 +198,7 @@ TEST(Tiling, MakesUnitsOfTiles) {
 
 /// A pattern for one of two tied layers cuts both, into the same tiles.
 TEST(Tiling, CutsTiedLayersOnce) {
-  Model model(tiny_config(ModelKind::gpt2, /*tied=*/true));
+  Model model(tiny_config(Architecture::gpt2(), /*tied=*/true));
   const Mesh mesh = one_rank();
   Strategy strategy = caravan::whole_model(model, mesh);
   add_tiling(strategy, model, mesh, {.tiles = 3, .modules = {"head"}});

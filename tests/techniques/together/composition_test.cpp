@@ -25,7 +25,7 @@ class Composition : public ::testing::TestWithParam<Axes> {};
 
 TEST_P(Composition, DdpOverOneAxisAndAColumnRowSplitOverAnother) {
   const Axes axes = GetParam();
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Problem problem(kind);
     const Problem::Batch whole = problem.batch();
     Named want;
@@ -68,9 +68,9 @@ TEST_P(Composition, DdpOverOneAxisAndAColumnRowSplitOverAnother) {
     Named got;
     for (const auto& [name, all] : pieces) got[name] = to_global(all);
     const auto [apart, worst] = distance(got, want);
-    EXPECT_LE(apart, kTolerance) << name(kind) << ": " << worst;
+    EXPECT_LE(apart, kTolerance) << kind.name << ": " << worst;
     for (const double norm : norms) {
-      EXPECT_NEAR(norm / std::sqrt(want_norm), 1, kTolerance) << name(kind);
+      EXPECT_NEAR(norm / std::sqrt(want_norm), 1, kTolerance) << kind.name;
       EXPECT_EQ(norm, norms[0]) << "every rank clips alike";
     }
   }

@@ -80,13 +80,13 @@ const Technique kShards = [](Model& model, const Mesh& mesh) { return fsdp(model
 const Technique kFull = [](Model& model, const Mesh& mesh) { return zero(model, mesh); };
 
 TEST(InFlight, TheOrderOfBackwardsDoesNotMatter) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Problem problem(kind);
     const Named want = gradients_of(problem, 1, kWhole, one_by_one);
     for (const Technique& technique : {kWhole, kShards, kFull}) {
       for (const Order& order : {Order(one_by_one), Order(first_in_first_out), Order(last_in_first_out)}) {
         const auto [apart, worst] = distance(gradients_of(problem, 2, technique, order), want);
-        EXPECT_LE(apart, 1e-10) << name(kind) << ": " << worst;
+        EXPECT_LE(apart, 1e-10) << kind.name << ": " << worst;
       }
     }
   }
@@ -94,7 +94,7 @@ TEST(InFlight, TheOrderOfBackwardsDoesNotMatter) {
 
 /// The summand of a loss without a backward would stay in the sum.
 TEST(InFlight, ALossThatIsKeptWithoutBackwardIsAnError) {
-  for (const ModelKind kind : {ModelKind::gpt2, ModelKind::llama}) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
     const Problem problem(kind);
     on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
       Model model(problem.config);

@@ -16,15 +16,15 @@ struct Problem {
   static constexpr int64_t kRows = 36;  ///< up to 4 ranks with 3 micro-batches each
   static constexpr int64_t kLength = 8;
 
-  explicit Problem(ModelKind kind)
-      : config{.kind = kind,
+  explicit Problem(Architecture kind)
+      : config{.arch = kind,
                .layers = 2,
                .width = 16,
                .heads = 4,
-               .kv_heads = kind == ModelKind::llama ? 2 : 0,
+               .kv_heads = kind == Architecture::llama() ? 2 : 0,
                .context = kLength,
                .vocabulary = 24,
-               .tie_embeddings = kind == ModelKind::gpt2} {}
+               .tie_embeddings = kind == Architecture::gpt2()} {}
 
   struct Batch {
     at::Tensor ids, labels;

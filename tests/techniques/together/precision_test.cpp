@@ -25,7 +25,7 @@ DataParallelChoice formula_of(const StrategyChoice& choice) { return {choice.dat
 
 /// One rounding to bf16 for each micro-batch and each sum, 2^-9 each; tensors of few elements do not average.
 TEST(GradientsInBf16, AreThoseInFp32Rounded) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int micros : {1, 3}) {
       const Named want = first_gradients({}, problem, ranks, micros);
@@ -49,7 +49,7 @@ TEST(GradientsInBf16, AreThoseInFp32Rounded) {
 }
 
 TEST(Reductions, InAnotherDtypeRoundWhatIsSent) {
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   for (const auto& [type, digits] : {std::pair(at::kBFloat16, 8), {at::kHalf, 10}}) {
     for (const int ranks : {2, 3, 4}) {
       const Named want = first_gradients({}, problem, ranks);
@@ -66,7 +66,7 @@ TEST(Reductions, InAnotherDtypeRoundWhatIsSent) {
 }
 
 TEST(Reductions, InFp32OfGradientsKeptInBf16SumUnrounded) {
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   const Named want = first_gradients({}, problem, 4);
   StrategyChoice choice = choice_of("zero3", "off");
   choice.gradient_dtype = at::kBFloat16;
@@ -142,7 +142,7 @@ TEST(Reductions, WithFullAccumulationHappenOnceAStep) {
 
 /// fp16 is at most as far from fp32 as bf16 is: it has three more bits. Unscaled, small gradients would vanish.
 TEST(Fp16, GivesTheGradientsOfFp32Scaled) {
-  const Problem problem(ModelKind::llama);
+  const Problem problem(Architecture::llama());
   for (const int ranks : {1, 2, 3}) {
     const Named want = first_gradients({}, problem, ranks);
     for (const std::string technique : {"ddp", "zero2", "zero3"}) {
@@ -162,7 +162,7 @@ TEST(Fp16, GivesTheGradientsOfFp32Scaled) {
 
 /// A step whose gradients overflow on one rank changes nothing on any, and halves the scale of all.
 TEST(Fp16, SkipsAStepThatOverflowsOnOneRank) {
-  const Problem problem(ModelKind::gpt2);
+  const Problem problem(Architecture::gpt2());
   StrategyChoice choice = choice_of("zero2");
   choice.compute_dtype = at::kHalf;
   with_engine(choice, problem, 3, [&](Engine& engine, Model&) {

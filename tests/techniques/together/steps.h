@@ -65,7 +65,7 @@ inline Named first_gradients(const StrategyChoice& choice, const Problem& proble
 }
 
 /// Large enough to make alignment and cuts at rows negligible.
-inline const ModelConfig kLargerLlama{.kind = ModelKind::llama,
+inline const ModelConfig kLargerLlama{.arch = Architecture::llama(),
                                       .layers = 6,
                                       .width = 256,
                                       .heads = 4,

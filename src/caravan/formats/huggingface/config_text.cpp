@@ -1,16 +1,26 @@
 #include "caravan/formats/huggingface/config_text.h"
 
+#include <algorithm>
+
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/formats/huggingface/hf_reader.h"
+#include "caravan/nn/model_fields.h"
 
 namespace caravan {
 namespace {
 
-constexpr const char* kExperts = "moe";
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kSettings = "settings";
+constexpr const char* kExperts = "moe";  // of earlier versions
 constexpr const char* kAdapters = "lora";
 
+/// As earlier versions wrote it.
 MoeConfig read_moe(const ConfigReader& in) {
   MoeConfig moe{.experts = in.count("experts"), .top_k = in.count("top_k")};
   in.require("gates", {"softmax", "sigmoid"}, "");
@@ -29,48 +39,102 @@ MoeConfig read_moe(const ConfigReader& in) {
 LoraConfig read_lora(const ConfigReader& in) {
   LoraConfig lora{.rank = in.count("rank"), .alpha = in.real_or("alpha", 0), .targets = {}};
   const auto* targets = in.find("targets");
-  for (const auto& target : targets != nullptr && targets->is_array() ? *targets : ConfigReader::Json::array()) {
+  for (const auto& target : targets != nullptr && targets->is_array() ? *targets : Json::array()) {
     if (!target.is_string()) in.refuse("targets", "is not a list of strings", "restore the checkpoint");
     lora.targets.push_back(target.get<std::string>());
   }
   return lora;
 }
 
+struct WriteField {
+  const ModelConfig& config;
+  template <class T>
+  Json operator()(T& (*access)(ModelConfig&)) const {
+    ModelConfig copy = config;
+    return access(copy);
+  }
+  Json operator()(const ModelField::Text& text) const { return text.get(config); }
+};
+
+/// Returns false for a value of another type, or none of the choices.
+struct ReadField {
+  const Json& value;
+  ModelConfig& config;
+  bool operator()(int64_t& (*access)(ModelConfig&)) const {
+    if (!value.is_number_integer()) return false;
+    access(config) = value.get<int64_t>();
+    return true;
+  }
+  bool operator()(double& (*access)(ModelConfig&)) const {
+    if (!value.is_number()) return false;
+    access(config) = value.get<double>();
+    return true;
+  }
+  bool operator()(bool& (*access)(ModelConfig&)) const {
+    if (!value.is_boolean()) return false;
+    access(config) = value.get<bool>();
+    return true;
+  }
+  bool operator()(std::vector<double>& (*access)(ModelConfig&)) const {
+    if (!value.is_array()) return false;
+    for (const Json& one : value) {
+      if (!one.is_number()) return false;
+    }
+    access(config) = value.get<std::vector<double>>();
+    return true;
+  }
+  bool operator()(const ModelField::Text& text) const {
+    return value.is_string() && text.set(config, value.get_ref<const std::string&>());
+  }
+};
+
+/// A checkpoint of a later version may have settings that this one does not know: none is ignored.
+ModelConfig read_settings(const ConfigReader& in, const Json& settings, const std::string& name) {
+  ModelConfig config;
+  config.arch.name = name;
+  std::vector<std::string> known;
+  for (const ModelField& field : model_fields()) {
+    known.push_back(field.key);
+    const auto found = settings.find(field.key);
+    if (found == settings.end()) continue;  // of an earlier version, whose models have the default
+    try {
+      if (std::visit(ReadField{*found, config}, field.access)) continue;
+    } catch (const UsageError&) {  // layers
+    }
+    in.refuse(field.key, fmt::format("is {}", found->dump()), "restore the checkpoint");
+  }
+  for (const auto& [key, value] : settings.items()) {
+    if (std::ranges::find(known, key) != known.end()) continue;
+    in.refuse(key, "is no setting of a model in this version",
+              "use the version that wrote the checkpoint, or a later one");
+  }
+  return config;
+}
+
 }  // namespace
 
 std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) {
-  const MoeConfig& moe = config.moe;
+  Json settings = Json::object();
+  for (const ModelField& field : model_fields()) settings[field.key] = std::visit(WriteField{config}, field.access);
+  Json out{{"model_type", config.arch.name},
+           {"vocab_size", config.vocabulary},
+           {"bos_token_id", tokens.begin ? Json(*tokens.begin) : Json()},
+           {"eos_token_id", tokens.end.empty() ? Json() : Json(tokens.end)},
+           {"pad_token_id", tokens.pad ? Json(*tokens.pad) : Json()},
+           {kSettings, settings}};
   const LoraConfig& lora = config.lora;
-  ModelConfig dense = config;
-  dense.moe = {};
-  dense.lora = {};
-  const std::string text = huggingface_config(dense, tokens);
-  if (!moe.is_used() && !lora.is_used()) return text;
-  auto out = nlohmann::ordered_json::parse(text);
   if (lora.is_used()) out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
-  if (!moe.is_used()) return out.dump(2) + "\n";
-  out[kExperts] = {{"experts", moe.experts},
-                   {"top_k", moe.top_k},
-                   {"gates", moe.gates == Gates::softmax ? "softmax" : "sigmoid"},
-                   {"normalize", moe.normalize},
-                   {"shared_hidden", moe.has_shared() ? nlohmann::ordered_json(moe.shared_hidden) : nullptr},
-                   {"shared_gate", moe.shared_gate},
-                   {"capacity", moe.capacity},
-                   {"balance", moe.balance == BalanceScope::sequence ? "sequence" : "batch"},
-                   {"balance_loss", moe.balance_loss},
-                   {"z_loss", moe.z_loss}};
   return out.dump(2) + "\n";
 }
 
 ModelConfig parse_config_text(std::string_view json, std::string_view file) {
-  ModelConfig config = parse_huggingface_config(json, file);
-  const nlohmann::ordered_json parsed = parse_config_object(json, file);
+  const Json parsed = parse_config_object(json, file);
   const ConfigReader in(parsed, "", file);
-  const auto experts = in.below(kExperts);
-  const auto adapters = in.below(kAdapters);
-  if (!experts && !adapters) return config;
-  if (experts) config.moe = read_moe(*experts);
-  if (adapters) config.lora = read_lora(*adapters);
+  const auto settings = in.below(kSettings);
+  ModelConfig config = settings ? read_settings(*settings, parsed[kSettings], in.text_or("model_type", ""))
+                                : parse_huggingface_config(json, file);
+  if (const auto experts = in.below(kExperts)) config.moe = read_moe(*experts);
+  if (const auto adapters = in.below(kAdapters)) config.lora = read_lora(*adapters);
   validate_config(config, file);
   return config;
 }

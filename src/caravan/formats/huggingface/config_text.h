@@ -7,12 +7,14 @@
 
 namespace caravan {
 
-/// The text in which a checkpoint stores the config of its model, even if transformers does not have the model: the
-/// config.json of the same model without experts, and all settings of the experts in a member `moe`.
+/// The text in which a checkpoint stores the config of its model, even if transformers does not have the model: a JSON
+/// object of model_type, the special tokens as a config.json has them, and a member `settings` with all settings by the
+/// names of recipe keys.
 std::string config_text(const ModelConfig& config, const SpecialTokens& tokens = {});
 
-/// The config that config_text wrote, or a config.json. Its special tokens are those of parse_special_tokens. Throws
-/// DataError like parse_huggingface_config.
+/// The config that config_text wrote, in this version or an earlier one (a config.json with members `moe` and `lora`),
+/// or a config.json. Its special tokens are those of parse_special_tokens. Throws DataError like
+/// parse_huggingface_config.
 ModelConfig parse_config_text(std::string_view json, std::string_view file);
 
 }  // namespace caravan

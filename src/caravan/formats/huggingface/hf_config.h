@@ -21,7 +21,7 @@ struct SpecialTokens {
 /// A config.json with which Hugging Face's transformers computes the same logits as Model. `dtype` of the weights
 /// beside it: "float32" or "bfloat16". moe.balance_loss becomes router_aux_loss_coef, although the losses differ: ours
 /// is a mean over sequences, summed over layers; that of transformers counts all tokens and layers together, and is
-/// top_k times as large. Throws UsageError for a model that transformers does not have (huggingface_form).
+/// top_k times as large. Throws UsageError for a model that transformers does not have (architecture_of).
 std::string huggingface_config(const ModelConfig& config, const SpecialTokens& tokens = {},
                                std::string_view dtype = "float32");
 

@@ -21,6 +21,8 @@ void ConfigReader::refuse_value(const char* key, std::string_view kind) const {
          "correct the file");
 }
 
+bool ConfigReader::has(const char* key) const { return object_.contains(key); }
+
 const ConfigReader::Json* ConfigReader::find(const char* key) const {
   const auto member = object_.find(key);
   return member == object_.end() || member->is_null() ? nullptr : &*member;
@@ -47,6 +49,66 @@ int64_t ConfigReader::count_or(const char* key, int64_t absent) const {
 
 int64_t ConfigReader::count_or(const char* key, int64_t null, int64_t absent) const {
   return count_or(key, object_.contains(key) ? null : absent);
+}
+
+int64_t ConfigReader::number_or(const char* key, int64_t absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return absent;
+  if (!value->is_number_integer() || *value < 0 || *value > int64_t{1} << 40) refuse_value(key, "a whole number");
+  return value->get<int64_t>();
+}
+
+std::vector<double> ConfigReader::reals_or(const char* key, std::vector<double> absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return absent;
+  std::vector<double> numbers;
+  for (const Json& one : value->is_array() ? *value : Json::array({nullptr})) {
+    if (!one.is_number()) refuse_value(key, "a list of numbers");
+    numbers.push_back(one.get<double>());
+  }
+  return numbers;
+}
+
+std::vector<bool> ConfigReader::listed_or(const char* key, int64_t layers, const std::vector<int64_t>& absent) const {
+  std::vector<bool> is_listed(static_cast<size_t>(layers), false);
+  const Json* value = find(key);
+  for (const Json& one : value == nullptr ? Json(absent) : value->is_array() ? *value : Json::array({-1})) {
+    if (!one.is_number_integer() || one < 0) refuse_value(key, "a list of numbers of layers");
+    if (one < layers) is_listed[one.get<size_t>()] = true;
+  }
+  return is_listed;
+}
+
+LayerSet ConfigReader::flags_or(const char* key, int64_t layers, int is_member, const std::vector<bool>& absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return LayerSet::of(absent);
+  if (!value->is_array() || value->size() != static_cast<size_t>(layers)) {
+    refuse(key, fmt::format("is not a list of {} numbers, one for each layer", layers), "correct the file");
+  }
+  std::vector<bool> is_one;
+  for (const Json& one : *value) {
+    if (one != 0 && one != 1) refuse_value(key, "a list of 0 and 1");
+    is_one.push_back(one == is_member);
+  }
+  return LayerSet::of(is_one);
+}
+
+std::vector<bool> ConfigReader::types_or(const char* key, int64_t layers, std::string_view yes, std::string_view no,
+                                         std::vector<bool> absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return absent;
+  if (!value->is_array() || value->size() != static_cast<size_t>(layers)) {
+    refuse(key, fmt::format("is not a list of {} types, one for each layer", layers), "correct the file");
+  }
+  std::vector<bool> is_yes;
+  for (const Json& one : *value) {
+    if (one != yes && one != no) {
+      refuse(key, fmt::format("holds {}, which is neither {} nor {}", one.dump(), yes, no),
+             "import a model whose layers are all of these types");
+    }
+    is_yes.push_back(one == yes);
+  }
+  return is_yes;
 }
 
 double ConfigReader::real_or(const char* key, double absent) const {

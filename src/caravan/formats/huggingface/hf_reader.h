@@ -25,6 +25,7 @@ class ConfigReader {
 
   [[noreturn]] void refuse(std::string_view key, std::string_view fact, std::string_view action) const;
 
+  bool has(const char* key) const;
   /// nullptr for a member that is missing or null.
   const Json* find(const char* key) const;
   /// The members of the object `key`; nothing if it is missing.
@@ -34,7 +35,17 @@ class ConfigReader {
   int64_t count_or(const char* key, int64_t absent) const;
   /// For keys whose null means something else to transformers than leaving them out.
   int64_t count_or(const char* key, int64_t null, int64_t absent) const;
+  /// A whole number from 0 on.
+  int64_t number_or(const char* key, int64_t absent) const;
   double real_or(const char* key, double absent) const;
+  std::vector<double> reals_or(const char* key, std::vector<double> absent) const;
+  /// A list of numbers of layers: a bool for each of `layers`.
+  std::vector<bool> listed_or(const char* key, int64_t layers, const std::vector<int64_t>& absent) const;
+  /// A list of 0 or 1 for each of `layers`: the layers that have `is_member`.
+  LayerSet flags_or(const char* key, int64_t layers, int is_member, const std::vector<bool>& absent) const;
+  /// A list of a word for each of `layers`: whether it is `yes`; the only other one is `no`.
+  std::vector<bool> types_or(const char* key, int64_t layers, std::string_view yes, std::string_view no,
+                             std::vector<bool> absent) const;
   bool flag_or(const char* key, bool absent) const;
   std::string text_or(const char* key, std::string_view absent) const;
   /// One id; nothing for null. A missing member has the id `absent`, unless the vocabulary ends before it.

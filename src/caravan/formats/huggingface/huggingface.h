@@ -17,7 +17,7 @@ struct HuggingFaceModel {
 };
 
 /// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json), tokenizer.json and the files
-/// of TextSettings, for a model type of HuggingfaceForm (formats/huggingface/hf_form.h). bf16 and fp16 weights become
+/// of TextSettings, for a model type of architectures(). bf16 and fp16 weights become
 /// fp32. Throws DataError naming file and key for what is missing, damaged or not supported.
 HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 
@@ -25,7 +25,7 @@ HuggingFaceModel read_huggingface(const std::filesystem::path& folder);
 /// tokenizer_config.json and the files of `text`. `parameters`: whole, under Caravan's names. Creates the folder, or
 /// replaces the model in it: its previous versions of these files and its weight shards are removed. Throws
 /// ResourceError. Throws UsageError, before it writes anything, for a model that transformers does not have
-/// (huggingface_form).
+/// (architecture_of).
 void write_huggingface(const std::filesystem::path& folder, const ModelConfig& config, const NamedTensors& parameters,
                        const Tokenizer& tokenizer, const TextSettings& text);
 

@@ -41,6 +41,7 @@ at::Tensor filled_up(const at::Tensor& tensor, int64_t rows, int64_t columns) {
 }  // namespace
 
 NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours) {
+  check_peft_layers(config);
   const auto found = by_name(ours);
   std::map<std::string, int64_t> out;
   for (const LinearShape& layer : linear_layers(config)) out[layer.name] = layer.out;

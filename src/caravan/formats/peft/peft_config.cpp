@@ -178,6 +178,7 @@ std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
   std::vector<PeftLayer> layers;
   for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
     PeftLayer layer{without_weight(row.theirs.front()), {}};
+    if (row.form == WeightColumn::Form::by_head) continue;  // of which adapters are no rows and columns
     for (const std::string& ours : row.ours) layer.ours.push_back(without_weight(ours));
     layers.push_back(std::move(layer));
   }
@@ -232,7 +233,19 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   return config;
 }
 
+void check_peft_layers(const ModelConfig& config) {
+  std::set<std::string> adapted;
+  for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
+  for (const PeftLayer& layer : peft_layers(config)) {
+    for (const std::string& ours : layer.ours) adapted.erase(ours);
+  }
+  if (adapted.empty()) return;
+  throw UsageError({"export", *adapted.begin(), "has an adapter, and transformers has it head by head in one layer", "",
+                    "export the merged weights, without --adapter, or train with lora.targets = [\"mlp.*\"]"});
+}
+
 std::string peft_config(const ModelConfig& config, const std::string& base_model) {
+  check_peft_layers(config);
   const LoraConfig& lora = config.lora;
   std::set<std::string> adapted;
   for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
@@ -253,6 +266,9 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
       std::ranges::count_if(layers, [&](const PeftLayer& layer) { return endings.contains(last_name(layer.theirs)); });
   // By their last names, as people write them, if these mean the same layers.
   if (num_such == static_cast<int64_t>(targets.size())) targets.assign(endings.begin(), endings.end());
+  const auto& columns = architecture_of(config).weights.layer;
+  const bool is_transposed =
+      std::ranges::find(columns, WeightColumn::Form::transposed, &WeightColumn::form) != columns.end();
   const nlohmann::ordered_json root{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
                                     {"base_model_name_or_path", base_model},
@@ -262,7 +278,7 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"target_modules", targets},
                                     {"rank_pattern", ranks},
                                     {"alpha_pattern", alphas},
-                                    {"fan_in_fan_out", config.kind == ModelKind::gpt2},
+                                    {"fan_in_fan_out", is_transposed},
                                     {"bias", "none"},
                                     {"inference_mode", true}};
   return root.dump(2) + "\n";

@@ -18,8 +18,11 @@ struct PeftLayer {
   std::string theirs;  ///< "model.layers.0.self_attn.q_proj"
   std::vector<std::string> ours;
 };
-/// All linear layers of the model, in forward order. Throws UsageError for a model that transformers does not have.
+/// The linear layers of the model, in forward order, without those that Hugging Face has head by head in one layer
+/// (query_key_value of GPT-NeoX). Throws UsageError for a model that transformers does not have.
 std::vector<PeftLayer> peft_layers(const ModelConfig& config);
+/// Throws UsageError if a layer that is not among them has an adapter.
+void check_peft_layers(const ModelConfig& config);
 
 /// The scale of one layer's adapter.
 struct PeftScale {

@@ -1,11 +1,14 @@
 #include "caravan/nn/attention/attention.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/softmax.h>
 #include <fmt/format.h>
 
@@ -71,6 +74,15 @@ bool is_in_order(const at::Tensor& order) {
   return !order.is_meta() && order.equal(counted_up(0, order.numel(), order.device()));
 }
 
+/// The slope of a head: 2^(-8 i / n) for the i-th of the largest power of two, n, of heads; those behind it have the
+/// slopes of every second of 2n heads.
+double alibi_slope(int64_t head, int64_t heads) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  const bool is_behind = head >= power;
+  const int64_t i = is_behind ? 2 * (head - power) + 1 : head + 1;
+  return std::pow(2.0, -8.0 * static_cast<double>(i) / static_cast<double>(is_behind ? 2 * power : power));
+}
+
 /// A view for autograd too, so only where there are more.
 at::Tensor first_keys(const at::Tensor& x, int64_t keys) { return x.size(1) == keys ? x : x.narrow(1, 0, keys); }
 
@@ -90,13 +102,33 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
   const bool has_order = inputs.size() == 4;
   const int64_t keys = has_order ? num_keys(inputs[3], inputs[1].size(1)) : queries;
   const bool is_causal = queries == keys && (!has_order || is_in_order(inputs[3]));
-  const bool sees_all = queries == 1;
+  const bool is_windowed = options_.window > 0 && keys > options_.window;
+  const bool sees_all = queries == 1 && !is_windowed;
   VisibleKeys seen = is_causal ? VisibleKeys::causal() : sees_all ? VisibleKeys::all() : VisibleKeys::up_to(inputs[3]);
+  if (is_windowed) seen = seen.within_window(options_.window);
   if (context.documents.defined()) {
     const at::Tensor of_keys = context.documents.narrow(1, 0, keys);
     seen = seen.within_documents(has_order ? of_keys.index_select(1, inputs[3]) : of_keys, of_keys);
   }
-  return fused_attention(q, first_keys(inputs[1], keys), first_keys(inputs[2], keys), seen, {}, dropout_of(q, context));
+  Scores scores = this->scores(q.size(2), keys, context, q.options());
+  if (scores.bias.defined() && has_order) scores.query_positions = inputs[3];
+  return fused_attention(q, first_keys(inputs[1], keys), first_keys(inputs[2], keys), seen, scores,
+                         dropout_of(q, context));
+}
+
+Scores AttentionCore::scores(int64_t heads, int64_t keys, const ForwardContext& context,
+                             const at::TensorOptions& like) const {
+  Scores scores{.scale = options_.scale, .soft_cap = options_.soft_cap};
+  if (options_.alibi_heads == 0) return scores;
+  const DimIndex& index = checked_index(context, Dim::head, heads, name());
+  const at::Tensor global = index.indices(heads);
+  const at::Tensor slopes = at::empty({heads, 1}, like.dtype(at::kFloat).requires_grad(false));
+  for (int64_t head = 0; head < heads && !slopes.is_meta(); ++head) {
+    slopes[head][0] = alibi_slope(global[head].item<int64_t>(), options_.alibi_heads);
+  }
+  scores.zero = keys - 1;
+  scores.bias = slopes * at::arange(1 - keys, 1, slopes.options());  // no key is behind its query
+  return scores;
 }
 
 c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor& q,
@@ -109,31 +141,57 @@ c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor&
                        .index = {checked_index(context, Dim::batch, sizes[0], name()),
                                  checked_index(context, Dim::head, sizes[1], name()),
                                  checked_index(context, Dim::sequence, sizes[2], name())}};
-  return c10::make_intrusive<AttentionDropout>(dropout_, key, sizes, key.index[2].global(sizes[2]));
+  return c10::make_intrusive<AttentionDropout>(options_.dropout, key, sizes, key.index[2].global(sizes[2]));
 }
 
-Attention::Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope)
+namespace {
+
+AttentionCore::Options core_options(const ModelConfig& config, int64_t layer) {
+  return {.dropout = config.dropout,
+          .scale = config.score_width > 0 ? 1 / std::sqrt(config.score_width) : 0,
+          .soft_cap = config.attention_cap,
+          .window = config.window_of(layer),
+          .alibi_heads = config.arch.positions == Positions::alibi ? config.heads : 0};
+}
+
+}  // namespace
+
+Attention::Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable> rope)
     : head_width_(config.head_width()),
+      qk_norm_(config.arch.qk_norm),
       rope_(std::move(rope)),
       query_(register_module<Linear>(
-          "query", Linear::Options{.in = config.width, .out = config.width, .bias = config.has_qkv_bias()})),
-      key_(register_module<Linear>("key", Linear::Options{.in = config.width,
-                                                          .out = config.num_kv_heads() * config.head_width(),
-                                                          .bias = config.has_qkv_bias()})),
-      value_(register_module<Linear>("value", Linear::Options{.in = config.width,
-                                                              .out = config.num_kv_heads() * config.head_width(),
-                                                              .bias = config.has_qkv_bias()})),
-      core_(register_module<AttentionCore>("core", config.dropout)),
-      output_(register_module<Linear>("output", Linear::Options{.in = config.width,
+          "query", Linear::Options{.in = config.width, .out = config.query_width(), .bias = config.arch.qkv_bias})),
+      key_(register_module<Linear>(
+          "key", Linear::Options{.in = config.width, .out = config.kv_width(), .bias = config.arch.qkv_bias})),
+      value_(register_module<Linear>(
+          "value", Linear::Options{.in = config.width, .out = config.kv_width(), .bias = config.arch.qkv_bias})),
+      query_norm_(register_norm("query_norm", config, config.query_width())),
+      key_norm_(register_norm("key_norm", config, config.kv_width())),
+      core_(register_module<AttentionCore>("core", core_options(config, layer))),
+      output_(register_module<Linear>("output", Linear::Options{.in = config.query_width(),
                                                                 .out = config.width,
-                                                                .bias = config.kind == ModelKind::gpt2,
+                                                                .bias = config.arch.output_bias,
                                                                 .init_std = residual_init_std(config)})),
-      dropout_(register_module<Dropout>("dropout", config.kind == ModelKind::gpt2 ? config.dropout : 0)) {}
+      dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
+
+Norm* Attention::register_norm(const char* name, const ModelConfig& config, int64_t width) {
+  if (qk_norm_ == QkNorm::none) return nullptr;
+  return &register_module<Norm>(name, qk_norm_ == QkNorm::head ? head_width_ : width, config.norm_epsilon,
+                                config.arch.has_norm_bias());
+}
+
+at::Tensor Attention::heads_of(Linear& projection, Norm* norm, const at::Tensor& input, const ForwardContext& context) {
+  at::Tensor x = projection(input, context);
+  if (norm != nullptr && qk_norm_ == QkNorm::whole) x = (*norm)(x, context);
+  x = split_heads(x, head_width_, context, projection.name());
+  return norm != nullptr && qk_norm_ == QkNorm::head ? (*norm)(x, context) : x;
+}
 
 at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& context) {
-  at::Tensor q = split_heads(query_(input, context), head_width_, context, query_.name());
-  at::Tensor k = split_heads(key_(input, context), head_width_, context, key_.name());
-  const at::Tensor v = split_heads(value_(input, context), head_width_, context, value_.name());
+  at::Tensor q = heads_of(query_, query_norm_, input, context);
+  at::Tensor k = heads_of(key_, key_norm_, input, context);
+  const at::Tensor v = heads_of(value_, nullptr, input, context);
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
     // The positions of meta tensors are not known: at most all positions of the sequence.

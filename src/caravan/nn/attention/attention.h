@@ -5,13 +5,15 @@
 #include "caravan/module/module.h"
 #include "caravan/nn/attention/attention_dropout.h"
 #include "caravan/nn/attention/rope.h"
+#include "caravan/nn/attention/scores.h"
 #include "caravan/nn/config.h"
 #include "caravan/nn/dropout.h"
 #include "caravan/nn/linear.h"
+#include "caravan/nn/norm.h"
 
 namespace caravan {
 
-/// softmax(q k^T / sqrt(width), causal) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
+/// softmax(scores of q and k, causal or within a window) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
 /// heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate module, so that hooks
 /// around it can exchange sequence for heads, gather keys, or cache earlier ones.
 ///
@@ -23,10 +25,20 @@ namespace caravan {
 /// module if the keys are only a piece of the sequence.
 class AttentionCore final : public Module {
  public:
-  explicit AttentionCore(double dropout) : dropout_(dropout) {}
+  struct Options {
+    double dropout = 0;
+    double scale = 0;         ///< of scores; 0: 1 / sqrt(width)
+    double soft_cap = 0;      ///< of scores; 0: none
+    int64_t window = 0;       ///< keys that a query sees, its own included; 0: all up to its own
+    int64_t alibi_heads = 0;  ///< heads of the model, each with a slope (arXiv 2108.12409); 0: scores have no slopes
+  };
+  explicit AttentionCore(const Options& options) : options_(options) {}
 
+  const Options& options() const noexcept { return options_; }
   /// Whether a pass drops attention weights.
-  bool drops(const ForwardContext& context) const noexcept { return context.is_training() && dropout_ > 0; }
+  bool drops(const ForwardContext& context) const noexcept { return context.is_training() && options_.dropout > 0; }
+  /// Those of `heads` heads, which context.index places among all, for distances below `keys`.
+  Scores scores(int64_t heads, int64_t keys, const ForwardContext& context, const at::TensorOptions& like) const;
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
@@ -35,25 +47,33 @@ class AttentionCore final : public Module {
   at::Tensor attend(const Tensors& inputs, const ForwardContext& context) const;
   /// What a pass drops of the weights of these queries; null: nothing.
   c10::intrusive_ptr<AttentionDropout> dropout_of(const at::Tensor& q, const ForwardContext& context) const;
-  double dropout_;
+  Options options_;
 };
 
 /// Causal self-attention. Query, key and value have separate weights, which may be split on dim 0 by whole heads; the
-/// number of local heads follows from their outputs. Llama rotates queries and keys by their positions.
+/// number of local heads follows from their outputs. Queries and keys may pass through norms (QkNorm), and are rotated by
+/// their positions where the layer has a table of angles.
 class Attention final : public Layer {
  public:
-  /// `rope`: the model's table, null for none.
-  Attention(const ModelConfig& config, std::shared_ptr<RopeTable> rope);
+  /// `rope`: null if the layer does not rotate.
+  Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable> rope);
 
  protected:
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
+  Norm* register_norm(const char* name, const ModelConfig& config, int64_t width);
+  /// [batch, sequence, head, width] of a projection.
+  at::Tensor heads_of(Linear& projection, Norm* norm, const at::Tensor& input, const ForwardContext& context);
+
   int64_t head_width_;
+  QkNorm qk_norm_;
   std::shared_ptr<RopeTable> rope_;
   Linear& query_;
   Linear& key_;
   Linear& value_;
+  Norm* query_norm_;  ///< null: none
+  Norm* key_norm_;
   AttentionCore& core_;
   Linear& output_;
   Dropout& dropout_;

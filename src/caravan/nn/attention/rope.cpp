@@ -32,16 +32,17 @@ at::Tensor rotated(const at::Tensor& input, const at::Tensor& cosine, const at::
   if (x.is_meta()) return y;
   const int64_t rows = cosine.size(0);
   const int64_t heads = x.size(2);
-  const int64_t half = x.size(3) / 2;
+  const int64_t width = x.size(3);
+  const int64_t half = cosine.size(1);
   with_dtype("rope", x.scalar_type(), [&](auto type) {
     using T = decltype(type);
     using C = kernels::Compute<T>;
     parallel_for(0, x.size(0) * x.size(1), 64, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         const int64_t angle = token % rows * half;
-        const int64_t at = token * heads * 2 * half;
+        const int64_t at = token * heads * width;
         kernels::rotate(data_of<T>(x) + at, data_of<C>(cosine) + angle, data_of<C>(sine) + angle, data_of<T>(y) + at,
-                        heads, half, static_cast<C>(sign));
+                        heads, half, width, static_cast<C>(sign));
       }
     });
   });
@@ -62,17 +63,17 @@ struct Rope : Function<Rope> {
 
 }  // namespace
 
-void RopeTable::grow(int64_t positions, const at::TensorOptions& options) {
+void RopeTable::fill(int64_t positions, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
-  at::Tensor cosine = at::empty({positions, half_}, options.dtype(at::kDouble));
-  at::Tensor sine = at::empty({positions, half_}, options.dtype(at::kDouble));
-  for (int64_t i = 0; i < half_ && !cosine.is_meta(); ++i) {
-    const auto frequency =
-        static_cast<float>(1 / std::pow(theta_, static_cast<double>(2 * i) / static_cast<double>(2 * half_)));
+  const int64_t half = settings_.rotated / 2;
+  at::Tensor cosine = at::empty({positions, half}, options.dtype(at::kDouble));
+  at::Tensor sine = at::empty({positions, half}, options.dtype(at::kDouble));
+  for (int64_t i = 0; i < half && !cosine.is_meta(); ++i) {
+    const float frequency = frequencies_.radians[static_cast<size_t>(i)];
     for (int64_t position = 0; position < positions; ++position) {
       const float angle = static_cast<float>(position) * frequency;
-      cosine.data_ptr<double>()[position * half_ + i] = std::cos(double{angle});
-      sine.data_ptr<double>()[position * half_ + i] = std::sin(double{angle});
+      cosine.data_ptr<double>()[position * half + i] = std::cos(double{angle}) * frequencies_.factor;
+      sine.data_ptr<double>()[position * half + i] = std::sin(double{angle}) * frequencies_.factor;
     }
   }
   cosine_ = cosine.to(options.dtype());
@@ -89,7 +90,14 @@ RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const a
   const auto options = at::TensorOptions().dtype(compute_type(x.scalar_type())).device(x.device());
   const bool fits = cosine_.defined() && cosine_.dtype() == options.dtype() && cosine_.device() == x.device();
   const int64_t have = fits ? cosine_.size(0) : 0;
-  if (need > have) grow(std::max(need, 2 * have), options);  // doubles: generation adds one position at a time
+  const bool changes = settings_.depends_on_length() || frequencies_.radians.empty();
+  RopeFrequencies wanted = changes ? rope_frequencies(settings_, need) : RopeFrequencies{};
+  if (changes && wanted.radians != frequencies_.radians) {
+    frequencies_ = std::move(wanted);
+    fill(need, options);
+  } else if (need > have) {
+    fill(std::max(need, 2 * have), options);  // doubles: generation adds one position at a time
+  }
   if (!positions.defined()) return {cosine_.narrow(0, 0, count), sine_.narrow(0, 0, count)};
   const at::Tensor rows = positions.flatten();
   return {at::index_select(cosine_, 0, rows), at::index_select(sine_, 0, rows)};

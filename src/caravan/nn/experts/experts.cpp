@@ -1,6 +1,7 @@
 #include "caravan/nn/experts/experts.h"
 
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -59,7 +60,7 @@ class Experts::TileOfExperts final : public TileSlot {
 
 std::vector<Parameter**> Experts::Tables::all() {
   std::vector<Parameter**> there;
-  for (Parameter** table : {&gate, &up, &up_bias, &down, &down_bias}) {
+  for (Parameter** table : {&gate, &gate_bias, &up, &up_bias, &down, &down_bias}) {
     if (*table != nullptr) there.push_back(table);
   }
   return there;
@@ -70,12 +71,14 @@ Experts::Experts(const ModelConfig& config)
       count_(config.moe.experts),
       hidden_(config.hidden_width()),
       width_(config.width) {
+  tables_.activation = config.arch.activation;
   const auto bias_of = [&](const char* name, int64_t rows) {
-    if (config.kind != ModelKind::gpt2) return static_cast<Parameter*>(nullptr);
+    if (!config.arch.mlp_bias) return static_cast<Parameter*>(nullptr);
     return &register_parameter(name, {.shape = {num_experts_ * rows}, .decays = false});
   };
-  if (config.kind == ModelKind::llama) {
+  if (config.arch.is_gated) {
     tables_.gate = &register_parameter("gate", table_of(config, hidden_, width_, kInitStd));
+    tables_.gate_bias = bias_of("gate_bias", hidden_);
   }
   tables_.up = &register_parameter("up", table_of(config, hidden_, width_, kInitStd));
   tables_.up_bias = bias_of("up_bias", hidden_);
@@ -83,10 +86,14 @@ Experts::Experts(const ModelConfig& config)
   tables_.down_bias = bias_of("down_bias", width_);
 }
 
-const std::vector<std::string>& expert_tables(ModelKind kind) {
-  static const std::vector<std::string> of_gpt2{"up", "up_bias", "down", "down_bias"};
-  static const std::vector<std::string> of_llama{"gate", "up", "down"};
-  return kind == ModelKind::gpt2 ? of_gpt2 : of_llama;
+std::vector<std::string> expert_tables(const Architecture& arch) {
+  std::vector<std::string> names;
+  for (const char* matrix : {"gate", "up", "down"}) {
+    if (!arch.is_gated && names.empty() && std::string_view(matrix) == "gate") continue;
+    names.emplace_back(matrix);
+    if (arch.mlp_bias) names.push_back(std::string(matrix) + "_bias");
+  }
+  return names;
 }
 
 std::function<void()> Experts::take_part(int64_t index, int64_t parts) {
@@ -104,9 +111,6 @@ std::function<void()> Experts::take_part(int64_t index, int64_t parts) {
 }
 
 Tensors Experts::forward(Tensors inputs, const ForwardContext& context) {
-  // e: rows of the tables, whole experts of each.
-  static const OpType kLlama{"bsh,bsk,eh,eh,ef->bsh", "hkf"};
-  static const OpType kGpt2{"bsh,bsk,eh,e,ef,e->bsh", "hkf"};
   const at::Tensor& x = inputs.at(0);
   const at::Tensor& gates = inputs.at(1);
   const int64_t meta_parts = gates.defined() ? num_experts_ / count_ : 1;  // else all rows belong to local experts
@@ -114,13 +118,27 @@ Tensors Experts::forward(Tensors inputs, const ForwardContext& context) {
   const at::Tensor y = collect(through_mlps(spread(x.flatten(0, 1), rows), rows.counts, context), rows);
   const at::Tensor sum = gates.defined() ? mix(y, gates.flatten(0, 1)) : y.squeeze(1);
   at::Tensor result = sum.view_as(x);
-  const Tables& of = tables_;
-  if (gates.defined() && of.gate != nullptr) {
-    record_layout(context, kLlama, result, {x, gates, *of.gate, *of.up, *of.down}, name());
-  } else if (gates.defined()) {
-    record_layout(context, kGpt2, result, {x, gates, *of.up, *of.up_bias, *of.down, *of.down_bias}, name());
-  }
+  if (gates.defined()) record(context, result, x, gates);
   return {result};
+}
+
+/// A matrix of tables has the rows of all experts (e), whole experts on each rank, as has a bias.
+void Experts::record(const ForwardContext& context, const at::Tensor& result, const at::Tensor& x,
+                     const at::Tensor& gates) const {
+  static const OpType kGated{"bsh,bsk,eh,eh,ef->bsh", "hkf"};
+  static const OpType kGatedBiased{"bsh,bsk,eh,e,eh,e,ef,e->bsh", "hkf"};
+  static const OpType kPlain{"bsh,bsk,eh,ef->bsh", "hkf"};
+  static const OpType kPlainBiased{"bsh,bsk,eh,e,ef,e->bsh", "hkf"};
+  const auto& [activation, gate, gate_bias, up, up_bias, down, down_bias] = tables_;
+  if (gate != nullptr && up_bias != nullptr) {
+    return record_layout(context, kGatedBiased, result, {x, gates, *gate, *gate_bias, *up, *up_bias, *down, *down_bias},
+                         name());
+  }
+  if (gate != nullptr) return record_layout(context, kGated, result, {x, gates, *gate, *up, *down}, name());
+  if (up_bias != nullptr) {
+    return record_layout(context, kPlainBiased, result, {x, gates, *up, *up_bias, *down, *down_bias}, name());
+  }
+  record_layout(context, kPlain, result, {x, gates, *up, *down}, name());
 }
 
 at::Tensor Experts::through_mlps(const at::Tensor& rows, const std::vector<int64_t>& counts,
@@ -133,8 +151,9 @@ at::Tensor Experts::through_mlps(const at::Tensor& rows, const std::vector<int64
 at::Tensor Experts::Tables::compute(const at::Tensor& rows, const std::vector<int64_t>& counts,
                                     const ForwardContext& context, const std::string& name) const {
   const at::Tensor h = expert_linear(rows, counts, *up, up_bias);
-  const at::Tensor hidden = gate == nullptr ? tanh_gelu(h, context, name)
-                                            : swiglu(expert_linear(rows, counts, *gate, nullptr), h, context, name);
+  const at::Tensor hidden = gate == nullptr
+                                ? activated(activation, h, context, name)
+                                : gated(activation, expert_linear(rows, counts, *gate, gate_bias), h, context, name);
   return expert_linear(hidden, counts, *down, down_bias);
 }
 

@@ -14,7 +14,8 @@ namespace caravan {
 
 /// The MLPs of the experts, as tables that are split by whole experts over ranks: rows [e f, (e + 1) f) of `up` and
 /// `gate` [experts f, width], rows [e width, (e + 1) width) of `down` [experts width, f], f =
-/// ModelConfig::hidden_width(). down(silu(gate x) * up x) of Llama; down(gelu(up x)) with biases of GPT-2.
+/// ModelConfig::hidden_width(). down(activation(gate x) * up x), or not gated down(activation(up x)); the biases of
+/// arch.mlp_bias are `gate_bias`, `up_bias` and `down_bias`.
 ///
 /// {x [batch, sequence, width], gates and experts [batch, sequence, top_k], as Router gives them} -> {y, like x}: the
 /// sum over a token's experts that are here, times their gates. Undefined gates are 1. Experts are computed one after
@@ -41,7 +42,9 @@ class Experts final : public Module, public Tileable {
   class TileOfExperts;
   /// The tables, of all experts or of those of a tile.
   struct Tables {
+    Activation activation = Activation::silu;
     Parameter* gate = nullptr;
+    Parameter* gate_bias = nullptr;
     Parameter* up = nullptr;
     Parameter* up_bias = nullptr;
     Parameter* down = nullptr;
@@ -51,6 +54,8 @@ class Experts final : public Module, public Tileable {
     at::Tensor compute(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context,
                        const std::string& name) const;
   };
+  void record(const ForwardContext& context, const at::Tensor& result, const at::Tensor& x,
+              const at::Tensor& gates) const;
   at::Tensor through_mlps(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context);
   at::Tensor through_tiles(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context);
 
@@ -66,6 +71,6 @@ class Experts final : public Module, public Tileable {
 };
 
 /// The names of its parameters.
-const std::vector<std::string>& expert_tables(ModelKind kind);
+std::vector<std::string> expert_tables(const Architecture& arch);
 
 }  // namespace caravan

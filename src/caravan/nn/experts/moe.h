@@ -4,12 +4,12 @@
 #include "caravan/nn/experts/experts.h"
 #include "caravan/nn/experts/router.h"
 #include "caravan/nn/linear.h"
+#include "caravan/nn/mlp.h"
 
 namespace caravan {
 
 /// A mixture of experts (MoeConfig) instead of an MLP: the experts that "router" chooses for each token, and "shared",
-/// an MLP for all tokens, whose output "shared_gate" may scale. Feed: the MLP of the model's kind.
-template <class Feed>
+/// an MLP for all tokens, whose output "shared_gate" may scale.
 class Moe final : public Layer {
  public:
   explicit Moe(const ModelConfig& config);
@@ -20,7 +20,7 @@ class Moe final : public Layer {
  private:
   Router& router_;
   Experts& experts_;
-  Layer* shared_ = nullptr;
+  Mlp* shared_ = nullptr;
   Linear* shared_gate_ = nullptr;
   Dropout& dropout_;
 };

@@ -17,6 +17,7 @@
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/loss/capped_logits.h"
 #include "caravan/nn/loss/check_labels.h"
 #include "caravan/nn/loss/loss_chunks.h"
 #include "caravan/nn/loss/tiled_cross_entropy.h"
@@ -33,6 +34,7 @@ using torch::autograd::variable_list;
 /// What a forward computes besides the loss, and how.
 struct CrossEntropyTask {
   double scale = 1;
+  double logits_cap = 0;
   bool grad_hidden = false;
   PendingGradient::SharePtr share{};  ///< null: the weight needs no gradient
   int64_t vocabulary = 0;             ///< global
@@ -226,7 +228,9 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       const at::Tensor rows = hidden.narrow(0, first, count);
       const at::Tensor targets = labels.narrow(0, first, count);
       const at::Tensor logits = product(rows, weight);
+      const CappedLogits capped(logits, task.logits_cap, task.has_gradient());
       loss += loss_of_rows(logits, targets, task);
+      capped.back_propagate(logits);
       if (task.grad_hidden) {
         hidden_gradient.narrow(0, first, count).copy_(product(logits, weight.t(), ProductKind::dx));
       }
@@ -264,7 +268,8 @@ void check_loss_shapes(const at::Tensor& hidden, const at::Tensor& weight, const
        "", "give hidden [.., width], weight [vocabulary, width] of its dtype, int64 labels [..]"});
 }
 
-CrossEntropy::CrossEntropy(Parameter& weight) : weight_(share_parameter(weight)), pending_(weight) {}
+CrossEntropy::CrossEntropy(Parameter& weight, double logits_cap)
+    : weight_(share_parameter(weight)), logits_cap_(logits_cap), pending_(weight) {}
 
 void CrossEntropy::set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row) {
   reduction_ = std::move(reduction);
@@ -287,6 +292,7 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
   if (tiles_ != nullptr) {
     return {tiled_cross_entropy(hidden, inputs[1], *tiles_,
                                 {.scale = context.loss_scale,
+                                 .logits_cap = logits_cap_,
                                  .vocabulary = weight_.global_shape()[0],
                                  .reduction = reduction_,
                                  .first_row = first_row_},
@@ -298,6 +304,7 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
   const bool records = at::GradMode::is_enabled();
   const CrossEntropyTask task{
       .scale = context.loss_scale,
+      .logits_cap = logits_cap_,
       .grad_hidden = records && hidden.requires_grad(),
       .share = records && weight.requires_grad() ? pending_.begin() : PendingGradient::SharePtr(),
       .vocabulary = reduction_ == nullptr ? weight.size(0) : weight_.global_shape()[0],

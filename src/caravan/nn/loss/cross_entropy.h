@@ -10,7 +10,8 @@
 
 namespace caravan {
 
-/// loss_scale * sum over the tokens with a target of -log softmax(hidden weight^T)[label]. Fused, in chunks of tokens:
+/// loss_scale * sum over the tokens with a target of -log softmax(capped(hidden weight^T))[label], capped as by
+/// soft_capped. Fused, in chunks of tokens:
 /// only the logits of one chunk exist at a time, in the compute dtype. Statistics are fp32 (fp64 for fp64).
 ///
 ///   {hidden [.., width], labels [..] int64} -> {loss}, a scalar, fp32 (fp64 for fp64); 0 if no token has a target
@@ -21,7 +22,7 @@ namespace caravan {
 ///           that do not match; UsageError, in backward, for an incoming gradient other than 1
 class CrossEntropy final : public Module {
  public:
-  explicit CrossEntropy(Parameter& weight);
+  explicit CrossEntropy(Parameter& weight, double logits_cap = 0);
 
   /// The vocabulary is split over ranks, and weight holds the rows from `first_row` on: `reduction` combines maximum
   /// and sums of every token's softmax, so that every rank has the whole loss. Null: the vocabulary is whole.
@@ -34,6 +35,7 @@ class CrossEntropy final : public Module {
 
  private:
   Parameter& weight_;
+  double logits_cap_;
   PendingGradient pending_;
   std::shared_ptr<RowReduction> reduction_;
   int64_t first_row_ = 0;

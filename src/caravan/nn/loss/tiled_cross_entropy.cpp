@@ -13,6 +13,7 @@
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/loss/capped_logits.h"
 #include "caravan/nn/loss/check_labels.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/nn/loss/loss_chunks.h"
@@ -53,6 +54,7 @@ class LossTask final : public TileTask {
   void forward(const TileRows& tile, const at::Tensor& values) override {
     for_each_chunk(tile, [&](int64_t first, int64_t count) {
       const at::Tensor logits = product(hidden_.narrow(0, first, count), values);
+      const CappedLogits capped(logits, options_.logits_cap, /*has_gradient=*/false);
       for_each_token(logits, first, [&](auto* row, int64_t t) { add_logits(row, t, tile); });
     });
   }
@@ -155,7 +157,9 @@ class LossTask final : public TileTask {
     for_each_chunk(tile, [&](int64_t first, int64_t count) {
       const at::Tensor hidden = hidden_.narrow(0, first, count);
       const at::Tensor logits = product(hidden, values);
+      const CappedLogits capped(logits, options_.logits_cap, /*has_gradient=*/true);
       for_each_token(logits, first, [&](auto* row, int64_t t) { write_gradient(row, t, tile); });
+      capped.back_propagate(logits);
       if (d_hidden_.defined()) {
         at::Tensor rows = d_hidden_.narrow(0, first, count);
         add_product(rows, /*is_empty=*/false, logits, values.t(), ProductKind::dx);

@@ -14,6 +14,7 @@ namespace caravan {
 ///   grad    of hidden is a sum over tiles in fp32 (fp64 for fp64), rounded once. Any incoming gradient
 struct TiledLoss {
   double scale = 1;
+  double logits_cap = 0;
   int64_t vocabulary = 0;  ///< global
   std::shared_ptr<RowReduction> reduction{};
   int64_t first_row = 0;  ///< of the vocabulary, the first that this rank has

@@ -100,8 +100,9 @@ struct SumRows {
 template <class T>
 struct Rotate {
   using C = Compute<T>;
-  CARAVAN_INLINE void run(const T* x, const C* cosine, const C* sine, T* y, int64_t heads, int64_t half, C sign) {
-    for (int64_t head = 0; head < heads; ++head, x += 2 * half, y += 2 * half) {
+  CARAVAN_INLINE void run(const T* x, const C* cosine, const C* sine, T* y, int64_t heads, int64_t half, int64_t width,
+                          C sign) {
+    for (int64_t head = 0; head < heads; ++head, x += width, y += width) {
       for (int64_t i = 0; i < half; ++i) {
         const C a = load(x[i]);
         const C b = load(x[i + half]);
@@ -109,6 +110,7 @@ struct Rotate {
         store(a * cosine[i] - b * s, y[i]);
         store(b * cosine[i] + a * s, y[i + half]);
       }
+      for (int64_t i = 2 * half; i < width; ++i) y[i] = x[i];
     }
   }
 };
@@ -202,8 +204,8 @@ template void add_sum_of_rows(const Fp16*, int64_t, int64_t, int64_t, float*);
 
 template <class T>
 void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
-            Compute<T> sign) {
-  simd::dispatch<Rotate<T>>(x, cosine, sine, y, heads, half, sign);
+            int64_t width, Compute<T> sign) {
+  simd::dispatch<Rotate<T>>(x, cosine, sine, y, heads, half, width, sign);
 }
 template <class T>
 double row_max(const T* row, int64_t count) {
@@ -230,18 +232,18 @@ void set_element(T* row, int64_t index, double value) {
   store(static_cast<Compute<T>>(value), row[index]);
 }
 
-#define CARAVAN_INSTANTIATE(T)                                                                            \
-  template void gelu(const T*, T*, int64_t);                                                              \
-  template void gelu_backward(const T*, const T*, T*, int64_t);                                           \
-  template void swiglu(const T*, const T*, T*, int64_t);                                                  \
-  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                           \
-  template void multiply(const T*, const float*, T*, int64_t);                                            \
-  template void accumulate(const T*, Compute<T>*, int64_t);                                               \
-  template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, Compute<T>); \
-  template double row_max(const T*, int64_t);                                                             \
-  template double row_exponentials(T*, int64_t, double, bool);                                            \
-  template void row_softmax(T*, int64_t, double, double);                                                 \
-  template double element(const T*, int64_t);                                                             \
+#define CARAVAN_INSTANTIATE(T)                                                                                     \
+  template void gelu(const T*, T*, int64_t);                                                                       \
+  template void gelu_backward(const T*, const T*, T*, int64_t);                                                    \
+  template void swiglu(const T*, const T*, T*, int64_t);                                                           \
+  template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                                    \
+  template void multiply(const T*, const float*, T*, int64_t);                                                     \
+  template void accumulate(const T*, Compute<T>*, int64_t);                                                        \
+  template void rotate(const T*, const Compute<T>*, const Compute<T>*, T*, int64_t, int64_t, int64_t, Compute<T>); \
+  template double row_max(const T*, int64_t);                                                                      \
+  template double row_exponentials(T*, int64_t, double, bool);                                                     \
+  template void row_softmax(T*, int64_t, double, double);                                                          \
+  template double element(const T*, int64_t);                                                                      \
   template void set_element(T*, int64_t, double);
 CARAVAN_INSTANTIATE(float)
 CARAVAN_INSTANTIATE(double)

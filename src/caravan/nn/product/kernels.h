@@ -51,11 +51,11 @@ inline constexpr int64_t kSumColumns = 64;
 template <class T>
 void add_sum_of_rows(const T* x, int64_t stride, int64_t rows, int64_t width, float* sum);
 
-/// Rotates each pair (x[i], x[i + half]) of every head at one position by the angle with the given cosine and sine
-/// ([half] each); sign -1 rotates back.
+/// Rotates each pair (x[i], x[i + half]) of every head of `width` features at one position by the angle with the given
+/// cosine and sine ([half] each), and copies the features behind the pairs; sign -1 rotates back.
 template <class T>
 void rotate(const T* x, const Compute<T>* cosine, const Compute<T>* sine, T* y, int64_t heads, int64_t half,
-            Compute<T> sign);
+            int64_t width, Compute<T> sign);
 
 // The parts of a softmax of a row, of which other ranks may have further pieces.
 

@@ -263,7 +263,7 @@ Tensors attend(const Ring& ring, const ScoresOfCore& scores_of, Module& module, 
   const auto* core = dynamic_cast<const AttentionCore*>(&module);
   if (core != nullptr && core->drops(context)) return attend_with_dropout(inputs, axis, context, order, next, what);
   const auto call = c10::make_intrusive<RingCall>(ring, what);
-  const CoreScores of_core = scores_of ? scores_of(module, context) : CoreScores{};
+  const CoreScores of_core = scores_of(module, inputs, local * axis.size(), context);
   call->window = of_core.window;
   call->scores.scale = of_core.scores.scale;
   call->scores.soft_cap = of_core.scores.soft_cap;
@@ -278,6 +278,13 @@ Tensors attend(const Ring& ring, const ScoresOfCore& scores_of, Module& module, 
 }
 
 }  // namespace
+
+CoreScores scores_of_core(const Module& core, const Tensors& inputs, int64_t keys, const ForwardContext& context) {
+  const auto* attention = dynamic_cast<const AttentionCore*>(&core);
+  if (attention == nullptr) return {};
+  const at::Tensor& q = inputs.front();
+  return {attention->scores(q.size(2), keys, context, q.options()), attention->options().window};
+}
 
 Around ring_attention(const MeshAxis& axis, RingSchedule schedule, const RingOrder& order, ScoresOfCore scores) {
   return [ring = Ring{axis, std::move(schedule), order}, scores = std::move(scores)](

@@ -16,7 +16,11 @@ struct CoreScores {
   Scores scores;
   int64_t window = 0;
 };
-using ScoresOfCore = std::function<CoreScores(const Module& core, const ForwardContext& context)>;
+/// `inputs` are q, k and v of this rank, `keys` those of the whole sequence.
+using ScoresOfCore =
+    std::function<CoreScores(const Module& core, const Tensors& inputs, int64_t keys, const ForwardContext& context)>;
+/// Those of an AttentionCore; plain ones for another module.
+CoreScores scores_of_core(const Module& core, const Tensors& inputs, int64_t keys, const ForwardContext& context);
 
 /// A hook around AttentionCore (nn/attention/attention.h): each rank of `axis` has queries, keys and values of its part
 /// of the sequence, as `order` deals it out. Queries stay; keys and values go around the ring, and the attention to
@@ -39,8 +43,8 @@ using ScoresOfCore = std::function<CoreScores(const Module& core, const ForwardC
 ///
 /// With Phase::generate, and on one rank, it does nothing.
 ///
-/// `schedule`: the steps of every rank; tests pass wrong ones. `scores`: called in every pass; null: scaled products.
+/// `schedule`: the steps of every rank; tests pass wrong ones. `scores`: called in every pass.
 Around ring_attention(const MeshAxis& axis, RingSchedule schedule = checked_ring_schedule,
-                      const RingOrder& order = zigzag(), ScoresOfCore scores = {});
+                      const RingOrder& order = zigzag(), ScoresOfCore scores = scores_of_core);
 
 }  // namespace caravan

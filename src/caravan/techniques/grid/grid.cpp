@@ -16,7 +16,8 @@ int64_t num_ranks(const Grid& grid, int64_t side) { return row_parts(grid, side)
 bool fits(const Grid& grid, const ModelConfig& config, int64_t side) {
   const int64_t parts = width_parts(grid, side);
   return config.heads % side == 0 && config.num_kv_heads() % side == 0 && config.width % parts == 0 &&
-         config.hidden_width() % parts == 0 && (config.vocabulary == 0 || config.vocabulary >= side);
+         config.query_width() % parts == 0 && config.hidden_width() % parts == 0 &&
+         (config.vocabulary == 0 || config.vocabulary >= side);
 }
 
 constexpr size_t kMostNamed = 4;  ///< of suitable numbers of ranks
@@ -68,6 +69,10 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
   if (config.hidden_width() % parts != 0) return wrong("features of the MLP", config.hidden_width(), parts);
   if (config.vocabulary > 0 && config.vocabulary < side)
     return wrong("rows of the vocabulary", config.vocabulary, side);
+  if (config.arch.qk_norm == QkNorm::whole) {
+    return Misfit{"model.qk_norm", "norms of all queries, whose features are split by heads over some axes of a grid",
+                  fmt::format("use tensor_parallel.kind \"{}\"", first_of("tensor_parallel").name)};
+  }
   if (config.lora.is_used() && grid.dims == 3) {
     return Misfit{"tensor_parallel.kind",
                   "a layer of 3d passes its output on over other axes than its input, and an adapter is two layers",

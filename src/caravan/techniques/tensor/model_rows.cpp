@@ -17,8 +17,6 @@
 namespace caravan {
 namespace {
 
-bool has_bias(const ModelConfig& config) { return config.kind == ModelKind::gpt2; }
-
 std::vector<Plan::ParameterRow> parameters_of(const GridLinear& linear, bool has_bias) {
   std::vector<Plan::ParameterRow> rows{{"weight", linear.weight}};
   if (has_bias) rows.push_back({"bias", linear.bias, linear.bias_leaf});
@@ -62,8 +60,34 @@ Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layo
   Plan::Row row{.pattern = "*.mlp.experts", .prepare = [index = axis.coord(), parts = axis.size()](Module& module) {
                   return dynamic_cast<Experts&>(module).take_part(index, parts);
                 }};
-  for (const std::string& name : expert_tables(config.kind)) row.parameters.push_back({name, layout});
+  for (const std::string& name : expert_tables(config.arch)) row.parameters.push_back({name, layout});
   return row;
+}
+
+std::vector<std::string> stream_norms(const ModelConfig& config) {
+  std::vector<std::string> patterns{"head.norm"};
+  if (config.arch.embedding_norm) patterns.emplace_back("embedding.norm");
+  if (config.arch.has_norms_before()) {
+    patterns.emplace_back("blocks.*.attention_norm");
+    if (!config.arch.has_one_norm) patterns.emplace_back("blocks.*.mlp_norm");
+  }
+  if (config.arch.has_norms_after()) {
+    patterns.emplace_back("blocks.*.attention_post_norm");
+    patterns.emplace_back("blocks.*.mlp_post_norm");
+  }
+  return patterns;
+}
+
+Plan::Row split_norm_row(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names,
+                         const std::string& pattern) {
+  std::vector<Layout::Entry> entries;
+  for (const std::string& name : names) entries.emplace_back(name, Shard{0});
+  const Layout split(entries);
+  Plan::Row norm{.pattern = pattern,
+                 .parameters = {{"weight", split}},
+                 .prepare = reduces_norm(axis_reduction(axis, Replicate{}, names))};
+  if (config.arch.has_norm_bias()) norm.parameters.push_back({"bias", split});
+  return norm;
 }
 
 std::vector<Plan::Row> batch_rows(const Layout& batch) {
@@ -71,9 +95,8 @@ std::vector<Plan::Row> batch_rows(const Layout& batch) {
 }
 
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows) {
-  const auto up = has_bias(config) ? std::vector<std::string>{"up"} : std::vector<std::string>{"gate", "up"};
-  const std::vector<Plan::ParameterRow> of_columns = parameters_of(columns, has_bias(config));
-  const std::vector<Plan::ParameterRow> of_rows = parameters_of(rows, has_bias(config));
+  const auto up = config.arch.is_gated ? std::vector<std::string>{"gate", "up"} : std::vector<std::string>{"up"};
+  const bool has_bias = config.arch.mlp_bias;
   // The factors of an adapter are linear layers of the same kind, one after the other.
   const auto add_adapters = [&](const std::string& parent, const std::vector<std::string>& names,
                                 const GridLinear& linear) {
@@ -88,11 +111,11 @@ void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& column
   add_adapters("*.attention", {"output"}, rows);
   add_adapters("*.mlp", up, columns);
   add_adapters("*.mlp", {"down"}, rows);
-  add_split_linears(plan, "*.attention", {"query", "key", "value"}, parameters_of(columns, config.has_qkv_bias()),
+  add_split_linears(plan, "*.attention", {"query", "key", "value"}, parameters_of(columns, config.arch.qkv_bias),
                     columns.product);
-  add_split_linears(plan, "*.attention", {"output"}, of_rows, rows.product);
-  add_split_linears(plan, "*.mlp", up, of_columns, columns.product);
-  add_split_linears(plan, "*.mlp", {"down"}, of_rows, rows.product);
+  add_split_linears(plan, "*.attention", {"output"}, parameters_of(rows, config.arch.output_bias), rows.product);
+  add_split_linears(plan, "*.mlp", up, parameters_of(columns, has_bias), columns.product);
+  add_split_linears(plan, "*.mlp", {"down"}, parameters_of(rows, has_bias), rows.product);
 }
 
 void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, const std::vector<std::string>& others) {
@@ -103,12 +126,22 @@ void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, c
     of_positions.emplace_back(axis, Replicate{});
   }
   const Layout rest{leaf.front()};
-  Plan::Row norm{.pattern = "*norm",
-                 .parameters = {{"weight", rest, Layout(leaf)}},
-                 .prepare = reduces_norm(axis_reduction(feature, Replicate{}))};
-  if (has_bias(config)) norm.parameters.push_back({"bias", rest, Layout(leaf)});
-  plan.rows.push_back(std::move(norm));
-  if (config.kind != ModelKind::gpt2) return;
+  for (const std::string& pattern : stream_norms(config)) {
+    Plan::Row norm{.pattern = pattern,
+                   .parameters = {{"weight", rest, Layout(leaf)}},
+                   .prepare = reduces_norm(axis_reduction(feature, Replicate{}))};
+    if (config.arch.has_norm_bias()) norm.parameters.push_back({"bias", rest, Layout(leaf)});
+    plan.rows.push_back(std::move(norm));
+  }
+  if (config.arch.qk_norm == QkNorm::head) {  // of the heads that are here
+    std::vector<Layout::Entry> shared;
+    for (const std::string& axis : plan.axes) shared.emplace_back(axis, Replicate{});
+    for (const char* pattern : {"*.attention.query_norm", "*.attention.key_norm"}) {
+      plan.rows.push_back({.pattern = pattern, .parameters = {{"weight", Layout{}, Layout(shared)}}});
+      if (config.arch.has_norm_bias()) plan.rows.back().parameters.push_back({"bias", Layout{}, Layout(shared)});
+    }
+  }
+  if (config.arch.positions != Positions::learned) return;
   plan.rows.push_back({.pattern = "embedding.position",
                        .parameters = {{"weight", Layout{of_positions.front()}, Layout(of_positions)}}});
 }

@@ -26,6 +26,13 @@ WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std:
 /// The row of the experts' tables; `layout` splits them between experts over `axis`, never inside one.
 Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout);
 
+/// The patterns of the norms of the stream: of blocks, embedding and head, not of queries and keys.
+std::vector<std::string> stream_norms(const ModelConfig& config);
+
+/// A norm of features that are split over `axis`, written as `names` in layouts.
+Plan::Row split_norm_row(const ModelConfig& config, const MeshAxis& axis, const std::vector<std::string>& names,
+                         const std::string& pattern);
+
 /// Rows for ids and labels, given whole and cut to `batch`.
 std::vector<Plan::Row> batch_rows(const Layout& batch);
 

@@ -46,7 +46,6 @@ class Table {
       : config_(config),
         mesh_(mesh),
         axes_(std::move(axes)),
-        has_bias_(config.kind == ModelKind::gpt2),
         stream_(axes_.on(splits_sequence ? Placement(Shard{1}) : Placement(Invariant{}))),
         splits_sequence_(splits_sequence) {}
 
@@ -71,9 +70,9 @@ class Table {
     add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rows});
   }
   /// [out, in] split by its columns; each rank has a summand of the output.
-  void add_rows(const std::string& pattern, const Layout& columns, bool sums_up = true) {
+  void add_rows(const std::string& pattern, const Layout& columns, bool has_bias, bool sums_up = true) {
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", columns}}};
-    if (has_bias_) row.parameters.push_back({"bias", whole_, whole_, summand_});
+    if (has_bias) row.parameters.push_back({"bias", whole_, whole_, summand_});
     if (sums_up) row.outputs = {stream_};
     add(std::move(row));
     add_adapter(pattern, {"weight", columns}, {"weight", whole_, replicate_});
@@ -88,17 +87,23 @@ class Table {
 
   void add_attention() {
     add({.pattern = "*.attention", .inputs = {replicate_}});
-    add_columns("*.attention.query", axes_.on(Shard{0}), config_.has_qkv_bias());
+    add_columns("*.attention.query", axes_.on(Shard{0}), config_.arch.qkv_bias);
     const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
     for (const char* name : {"*.attention.key", "*.attention.value"}) {
       if (is_shared) {
         add_shared_heads(name);
       } else {
-        add_columns(name, axes_.on(Shard{0}), config_.has_qkv_bias());
+        add_columns(name, axes_.on(Shard{0}), config_.arch.qkv_bias);
       }
     }
     if (is_shared) add({.pattern = "*.attention.core", .around = kv_heads(mesh_)});
-    add_rows("*.attention.output", axes_.on(Shard{1}));
+    add_rows("*.attention.output", axes_.on(Shard{1}), config_.arch.output_bias);
+    if (config_.arch.qk_norm == QkNorm::none) return;
+    // Every rank has some of the heads, or of their features.
+    for (const char* name : {"*.attention.query_norm", "*.attention.key_norm"}) {
+      add(config_.arch.qk_norm == QkNorm::head ? shared_norm(name)
+                                               : split_norm_row(config_, axes_.whole, axes_.names, name));
+    }
   }
 
   /// Keys and values that a group of ranks shares.
@@ -113,7 +118,7 @@ class Table {
     rest = with(rest, Invariant{});
     leaf = with(leaf, Replicate{});
     Plan::Row row{.pattern = pattern, .parameters = {{"weight", rest, leaf}}};
-    if (config_.has_qkv_bias()) row.parameters.push_back({"bias", rest, leaf});
+    if (config_.arch.qkv_bias) row.parameters.push_back({"bias", rest, leaf});
     add(std::move(row));
     add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rest, leaf});
   }
@@ -121,6 +126,7 @@ class Table {
   void add_feed() {
     add({.pattern = "*.mlp", .inputs = {replicate_}});
     if (!config_.moe.is_used()) return add_mlp("*.mlp", config_.hidden_width(), /*sums_up=*/true);
+    if (!config_.moe.dense_layers.empty()) add_mlp("*.mlp", config_.dense_width(), /*sums_up=*/false);
     add_experts();
     if (config_.moe.has_shared()) add_mlp("*.mlp.shared", config_.moe.shared_hidden, /*sums_up=*/false);
     if (config_.moe.shared_gate) add({.pattern = "*.mlp.shared_gate", .parameters = {{"weight", whole_, replicate_}}});
@@ -128,9 +134,10 @@ class Table {
   }
 
   void add_mlp(const std::string& pattern, int64_t hidden, bool sums_up) {
-    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias_);
-    if (config_.kind == ModelKind::llama) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias_);
-    add_rows(pattern + ".down", axes_.shard(1, hidden), sums_up);
+    const bool has_bias = config_.arch.mlp_bias;
+    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias);
+    if (config_.arch.is_gated) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias);
+    add_rows(pattern + ".down", axes_.shard(1, hidden), has_bias, sums_up);
   }
 
   /// Every rank routes all tokens, and computes its own experts for them. One of them adds the router's losses.
@@ -160,16 +167,22 @@ class Table {
 
   /// Weights that every rank uses on its own tokens.
   void add_shared() {
-    Plan::Row norm{.pattern = "*norm", .parameters = {{"weight", whole_, replicate_}}};
-    if (has_bias_) norm.parameters.push_back({"bias", whole_, replicate_});
-    add(std::move(norm));
-    if (has_bias_) add({.pattern = "embedding.position", .parameters = {{"weight", whole_, replicate_}}});
+    for (const std::string& name : stream_norms(config_)) add(shared_norm(name));
+    if (config_.arch.positions == Positions::learned) {
+      add({.pattern = "embedding.position", .parameters = {{"weight", whole_, replicate_}}});
+    }
+  }
+
+  /// A norm that every rank applies to something else.
+  Plan::Row shared_norm(const std::string& pattern) const {
+    Plan::Row norm{.pattern = pattern, .parameters = {{"weight", whole_, replicate_}}};
+    if (config_.arch.has_norm_bias()) norm.parameters.push_back({"bias", whole_, replicate_});
+    return norm;
   }
 
   const ModelConfig& config_;
   const Mesh& mesh_;
   Axes axes_;
-  bool has_bias_;
   Layout stream_;
   bool splits_sequence_;
   Layout whole_ = axes_.on(Invariant{});

@@ -24,11 +24,11 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
 }
 
 /// Under the names of transformers, and of PEFT for adapters.
-NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& ours) {
-  if (!config.lora.is_used()) return to_huggingface(config, ours);
+NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& ours, TensorKind kind) {
+  if (!config.lora.is_used()) return to_huggingface(config, ours, kind);
   NamedTensors theirs;
   const NamedTensors base = without_adapters(ours);
-  if (!base.empty()) theirs = to_huggingface(without_adapters(config), base);
+  if (!base.empty()) theirs = to_huggingface(without_adapters(config), base, kind);
   for (auto& adapter : to_peft(config, ours)) theirs.push_back(std::move(adapter));
   return theirs;
 }
@@ -45,8 +45,10 @@ void write_files(const fs::path& folder, int64_t step, RunState& state, const Tr
   if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
   if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
   write_tensors(folder / "batch.safetensors", batch);
-  write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters), {{"format", "pt"}});
-  write_tensors(folder / "gradients.safetensors", with_their_names(config, gradients), {{"format", "pt"}});
+  write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters, TensorKind::values),
+                {{"format", "pt"}});
+  write_tensors(folder / "gradients.safetensors", with_their_names(config, gradients, TensorKind::gradients),
+                {{"format", "pt"}});
   const nlohmann::ordered_json metrics{{"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
   write_file_durably(folder / "metrics.json", metrics.dump(2) + "\n", "dump");
 }

@@ -5,6 +5,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/formats/huggingface/config_text.h"
+#include "caravan/nn/model_fields.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/train/dataset/dataset.h"
 
@@ -13,21 +14,30 @@ namespace {
 
 constexpr const char* kOwnRecipe = "resume with the recipe.toml of that run, or start a new run";
 
-std::string describe(const ModelConfig& c) {
-  const MoeConfig& moe = c.moe;
-  const std::string experts = moe.is_used() ? fmt::format(" experts {} shared {}{}", moe.experts, moe.shared_hidden,
-                                                          moe.shared_gate ? " gated" : "")
-                                            : "";
-  const std::string adapters = c.lora.is_used() ? fmt::format(" lora {} of {}", c.lora.rank, join(c.lora.targets)) : "";
-  return fmt::format("{} layers {} width {} heads {}/{} hidden {} context {} vocabulary {}{}{}{}{}", name(c.kind),
-                     c.layers, c.width, c.heads, c.num_kv_heads(), c.hidden_width(), c.context, c.vocabulary,
-                     c.tie_embeddings ? " tied" : "", c.qkv_bias ? " qkv_bias" : "", experts, adapters);
+/// The first setting of the model in which `run` differs from `before`; "" for none.
+std::string difference(ModelConfig before, ModelConfig run) {
+  for (ModelConfig* config : {&before, &run}) {
+    config->hidden = config->hidden_width();
+    config->kv_heads = config->num_kv_heads();
+    config->own_head_width = config->head_width();
+    if (config->moe.is_used()) config->moe.dense_hidden = config->dense_width();
+  }
+  for (const ModelField& field : model_fields()) {
+    const bool is_of_tensors = field.role == FieldRole::size || field.role == FieldRole::shape;
+    if (!is_of_tensors || field.is_same(before, run)) continue;
+    return fmt::format("{} is {} there, {} in this run", field.key, field.text_of(before), field.text_of(run));
+  }
+  if (before.lora.rank != run.lora.rank || (run.lora.is_used() && before.lora.targets != run.lora.targets)) {
+    return fmt::format("lora has rank {} and targets {} there, {} and {} in this run", before.lora.rank,
+                       join(before.lora.targets), run.lora.rank, join(run.lora.targets));
+  }
+  return "";
 }
 
 void check_model(const CheckpointInfo& info, const std::string& folder, const ModelConfig& model) {
-  const std::string before = describe(parse_config_text(info.model, folder));
-  if (before == describe(model)) return;
-  throw DataError({"resume", folder, "is of another model: " + before, "this run: " + describe(model), kOwnRecipe});
+  const std::string what = difference(parse_config_text(info.model, folder), model);
+  if (what.empty()) return;
+  throw DataError({"resume", folder, "is of another model: " + what, "", kOwnRecipe});
 }
 
 /// Weights without a step of training (imported ones, say) have no history that another seed or text could contradict.

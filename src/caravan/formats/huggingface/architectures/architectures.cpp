@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/formats/huggingface/architectures/rows.h"
+#include "caravan/nn/model_fields.h"
+
+namespace caravan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<ArchitectureRow>& rows() {
+  static std::vector<ArchitectureRow> all{gpt2_row(),    llama_row(),     mistral_row(),   qwen2_row(), qwen3_row(),
+                                          mixtral_row(), qwen2_moe_row(), qwen3_moe_row(), gemma_row(), gemma2_row(),
+                                          gemma3_row(),  phi3_row(),      smollm3_row(),   olmo2_row(), gpt_neox_row(),
+                                          opt_row(),     bloom_row(),     falcon_row()};
+  return all;
+}
+
+/// The config with all defaults resolved, and unused settings left out.
+ModelConfig resolved(ModelConfig config) {
+  const ModelConfig usual;
+  config.hidden = config.hidden_width();
+  config.kv_heads = config.num_kv_heads();
+  config.own_head_width = config.head_width();
+  if (config.score_width == 0) config.score_width = static_cast<double>(config.own_head_width);
+  if (config.moe.is_used()) {
+    config.moe.dense_hidden = config.moe.dense_layers.empty() ? 0 : config.dense_width();
+    config.moe.dense_layers = LayerSet::of(config.moe.dense_layers.members(config.layers));
+  } else {
+    config.moe = {};
+  }
+  if (config.window == 0) {
+    config.full_layers = {};
+    config.local_rope_theta = 0;
+  }
+  config.full_layers = LayerSet::of(config.full_layers.members(config.layers));
+  config.unrotated_layers = LayerSet::of(config.unrotated_layers.members(config.layers));
+  if (!config.arch.rotates()) {
+    config.rope_theta = usual.rope_theta;
+    config.rope_fraction = 1;
+    config.unrotated_layers = {};
+  }
+  RopeScaling& scaling = config.rope_scaling;
+  if (!config.arch.rotates() || !scaling.is_used()) scaling = {};
+  if (scaling.original_context == 0) scaling.original_context = config.context;
+  if (scaling.kind == RopeScalingKind::none || scaling.kind == RopeScalingKind::linear) {
+    scaling = {.kind = scaling.kind, .factor = scaling.factor};
+  }
+  if (scaling.kind != RopeScalingKind::llama3) {
+    scaling.low_frequency = RopeScaling{}.low_frequency;
+    scaling.high_frequency = RopeScaling{}.high_frequency;
+  }
+  return config;
+}
+
+/// What the row reads from its own config.json. Nothing if that is impossible.
+std::optional<ModelConfig> read_back(const ModelConfig& config, const ArchitectureRow& row) {
+  Json out{{"vocab_size", config.vocabulary}};
+  for (const ConfigColumn& column : row.columns) column.write(config, out);
+  ModelConfig back;
+  set_architecture(back, row);
+  back.vocabulary = config.vocabulary;
+  try {
+    const ConfigReader in(out, "", "config.json");
+    for (const ConfigColumn& column : row.columns) column.read(in, back);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
+  return back;
+}
+
+struct Differences {
+  size_t count = 0;
+  std::string key{};
+  std::string text{};
+};
+
+Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
+  Differences found;
+  const auto back = read_back(config, row);
+  if (!back) return {1, "model.kind", fmt::format("{} cannot write it", row.name)};
+  const ModelConfig a = resolved(config), b = resolved(*back);
+  for (const ModelField& field : model_fields()) {
+    if (field.role == FieldRole::history || field.is_same(a, b)) continue;
+    if (found.count++ > 0) continue;
+    found.key = field.key;
+    found.text = fmt::format("{} = {}, but {} has {}", field.key, field.text_of(a), row.name, field.text_of(b));
+  }
+  return found;
+}
+
+}  // namespace
+
+const std::vector<ArchitectureRow>& architectures() { return rows(); }
+
+const ArchitectureRow* find_architecture(std::string_view name) {
+  const auto found = std::ranges::find(rows(), name, &ArchitectureRow::name);
+  return found == rows().end() ? nullptr : &*found;
+}
+
+void set_architecture(ModelConfig& config, const ArchitectureRow& row) {
+  for (const ModelField& field : model_fields()) {
+    if (field.is_architecture()) field.copy(row.base, config);
+  }
+  config.arch.drops_branches = row.base.arch.drops_branches;
+  config.arch.name = row.name;
+}
+
+void add_architecture(ArchitectureRow row) {
+  ModelConfig base = row.base;
+  base.vocabulary = 1;
+  base.arch.name = row.name;
+  base.validate();
+  if (const std::string text = difference_to(base, row); !text.empty()) {
+    throw UsageError({"architecture", row.name, "its base is not what its columns read back: " + text, "",
+                      "add a column for this setting, or leave it out of the base"});
+  }
+  const auto found = std::ranges::find(rows(), row.name, &ArchitectureRow::name);
+  found == rows().end() ? static_cast<void>(rows().push_back(std::move(row)))
+                        : static_cast<void>(*found = std::move(row));
+}
+
+std::string difference_to(const ModelConfig& config, const ArchitectureRow& row, std::string* key) {
+  const Differences found = differences(config, row);
+  if (key != nullptr) *key = found.key;
+  return found.text;
+}
+
+const ArchitectureRow& architecture_of(const ModelConfig& config) {
+  const ArchitectureRow* own = find_architecture(config.arch.name);
+  if (own != nullptr && differences(config, *own).count == 0) return *own;
+  const ArchitectureRow* nearest = own;
+  Differences least = own == nullptr ? Differences{.count = model_fields().size() + 1} : differences(config, *own);
+  for (const ArchitectureRow& row : rows()) {
+    Differences here = differences(config, row);
+    if (here.count == 0) return row;
+    if (here.count >= least.count) continue;
+    least = std::move(here);
+    nearest = &row;
+  }
+  throw UsageError({"export", least.key, least.text + ": Hugging Face's transformers has no such model", "",
+                    fmt::format("the nearest is {}: train with {} as it has it", nearest->name, least.key)});
+}
+
+}  // namespace caravan
