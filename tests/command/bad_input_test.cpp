@@ -190,8 +190,8 @@ TEST_F(BadInputTest, CheckpointOfAnotherModel) {
     more.emplace_back("--resume");
     expect_refusal(train("run", 2, more), code, words);
   };
-  resume({"model.width=32"}, 3, {"step_000003: is of another model", "width 64", "width 32"});
-  resume({"model.kind=llama"}, 3, {"is of another model", "llama"});
+  resume({"model.width=32"}, 3, {"step_000003: is of another model", "model.width is 64 there, 32 in this run"});
+  resume({"model.kind=llama"}, 3, {"is of another model", "model.kind is gpt2 there, llama in this run"});
   resume({"data.tokenizer={train = 300}"}, 3, {"is of another model"});
   resume({"train.seed=9"}, 2, {"train.seed: is 9, but the run was trained with 1"});
   resume({"optimizer.kind=sgd"}, 2, {"optimizer.kind: is \"sgd\", but the run was trained with \"adamw\""});

@@ -74,13 +74,11 @@ std::string page() {
           "its key: `model.window = 512`. A model that no architecture of transformers computes trains and generates,\n"
           "and its export is an error that names the setting and the nearest architecture.\n\n";
   for (const ArchitectureRow& row : architectures()) text << "- `" << row.name << "`: " << settings_of(row) << "\n";
-  text
-      << "\n## An architecture of your own\n\n"
-         "A row is data: what it computes, the columns of its config.json and the names of its weights\n"
-         "(`caravan/formats/huggingface/architectures/architecture_row.h`). `add_architecture(row)` adds one to your\n"
-         "program; in this library, a row in a file of `architectures/` and in its list is all. A setting that no\n"
-         "architecture has yet needs a field of `ModelConfig`, its name in `nn/model_fields.cpp`, and what the layers\n"
-         "do with it.\n";
+  text << "\n## An architecture of your own\n\n"
+          "A row is data: what it computes, the columns of its config.json and the names of its weights\n"
+          "(`caravan/formats/huggingface/architectures/architecture_row.h`; `columns.h` has the columns that families\n"
+          "share). `add_architecture(row)` adds one to your program, before it reads a config; in this library, see\n"
+          "`HACKING.md`.\n";
   return text.str();
 }
 

@@ -26,9 +26,21 @@ ModelConfig small_model(const ArchitectureRow& row) {
   if (row.name == "llama") {
     whole.rope_scaling = {.kind = RopeScalingKind::llama3, .factor = 4, .original_context = 4, .high_frequency = 3};
   }
+  if (row.name == "mistral")
+    whole.rope_scaling = {.kind = RopeScalingKind::dynamic, .factor = 3, .original_context = 4};
+  if (row.name == "qwen2") whole.rope_scaling = {.kind = RopeScalingKind::yarn, .factor = 3, .original_context = 4};
   if (row.name == "qwen3") whole.own_head_width = 128;
+  if (row.name == "phi3") {
+    whole.rope_scaling = {.kind = RopeScalingKind::longrope,
+                          .factor = 2,
+                          .original_context = 6,
+                          .short_factors = {1, 2},
+                          .long_factors = {3, 4}};
+  }
   if (whole.moe.is_used()) whole.moe.balance_loss = 0;
-  return shrunken(whole);
+  ModelConfig small = shrunken(whole);
+  if (row.name == "phi3") small.rope_scaling.original_context = 7;  // a piece of a ring has no later position
+  return small;
 }
 
 struct Arranged {

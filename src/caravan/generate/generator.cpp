@@ -95,6 +95,15 @@ at::Tensor Generator::next_logits() {
     cache_.clear();
     first_ = seen_ = ids_.size() - (length - length / 2);
   }
+  // Keys that were rotated by other frequencies do not fit those of a longer text.
+  const RopeScaling& scaling = model_.model.config().rope_scaling;
+  const auto original = static_cast<size_t>(scaling.original_context);
+  const bool changes =
+      scaling.kind == RopeScalingKind::longrope && seen_ - first_ <= original && ids_.size() - first_ > original;
+  if (changes && seen_ > first_) {
+    cache_.clear();
+    seen_ = first_;
+  }
   const std::vector<int64_t> fresh(ids_.begin() + static_cast<std::ptrdiff_t>(seen_), ids_.end());
   const auto position = static_cast<int64_t>(seen_ - first_);
   ForwardContext context{.phase = Phase::generate};

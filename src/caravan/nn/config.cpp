@@ -139,9 +139,11 @@ void check_experts(const ModelConfig& c) {
   check("capacity", moe.capacity, "0 or 1.25");
   check("balance_loss", moe.balance_loss, "0.01");
   check("z_loss", moe.z_loss, "0 or 0.001");
-  if (moe.dense_layers.last_listed() >= c.layers || c.num_expert_layers() == 0) {
+  const bool has_dense = c.num_expert_layers() < c.layers;
+  if (moe.dense_layers.last_listed() >= c.layers || c.num_expert_layers() == 0 ||
+      (!has_dense && !moe.dense_layers.empty() && c.layers > 1)) {
     refuse_moe("dense_layers", fmt::format("\"{}\" of {} layers", moe.dense_layers.to_string(), c.layers),
-               "leave experts in some of the layers, which are numbered from 0");
+               "name some of the layers, which are numbered from 0, and not all of them");
   }
   if (moe.dense_hidden < 0 || moe.dense_hidden > 1 << 22) {
     refuse_moe("dense_hidden", fmt::format("an MLP of width {}", moe.dense_hidden), "use 0, or its width");
@@ -270,6 +272,51 @@ double ModelConfig::flops_per_token(int64_t length) const noexcept {
   const double forward = layers_forward + 2 * h * static_cast<double>(vocabulary);
   // A frozen weight has no gradient, which saves a third of its products.
   return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
+}
+
+ModelConfig resolved(ModelConfig config) {
+  const ModelConfig usual;
+  config.hidden = config.hidden_width();
+  config.kv_heads = config.num_kv_heads();
+  config.own_head_width = config.head_width();
+  if (config.score_width == 0) config.score_width = static_cast<double>(config.own_head_width);
+  if (config.moe.is_used()) {
+    config.moe.dense_hidden = config.moe.dense_layers.empty() ? 0 : config.dense_width();
+    config.moe.dense_layers = LayerSet::of(config.moe.dense_layers.members(config.layers));
+  } else {
+    config.moe = {};
+  }
+  if (config.window == 0) {
+    config.full_layers = {};
+    config.local_rope_theta = 0;
+  }
+  config.full_layers = LayerSet::of(config.full_layers.members(config.layers));
+  config.unrotated_layers = LayerSet::of(config.unrotated_layers.members(config.layers));
+  if (!config.arch.rotates()) {
+    config.rope_theta = usual.rope_theta;
+    config.rope_fraction = 1;
+    config.unrotated_layers = {};
+  }
+  RopeScaling& scaling = config.rope_scaling;
+  if (!config.arch.rotates() || !scaling.is_used()) scaling = {};
+  if (scaling.original_context == 0) scaling.original_context = config.context;
+  if (scaling.kind == RopeScalingKind::none || scaling.kind == RopeScalingKind::linear) {
+    scaling = {.kind = scaling.kind, .factor = scaling.factor};
+  }
+  if (scaling.kind != RopeScalingKind::llama3) {
+    scaling.low_frequency = RopeScaling{}.low_frequency;
+    scaling.high_frequency = RopeScaling{}.high_frequency;
+  }
+  return config;
+}
+
+ModelConfig first_layers(ModelConfig config, int64_t layers) {
+  if (layers >= config.layers) return config;
+  config.layers = layers;
+  for (LayerSet* set : {&config.full_layers, &config.unrotated_layers, &config.moe.dense_layers}) {
+    if (set->last_listed() >= layers) *set = LayerSet::of(set->members(layers));
+  }
+  return config;
 }
 
 }  // namespace caravan

@@ -1,16 +1,20 @@
 #include "caravan/nn/model_fields.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include "caravan/base/error.h"
 
 namespace caravan {
 namespace {
 
 using Text = ModelField::Text;
 
-constexpr double kNone = 0;
 constexpr double kManyLayers = 10'000;
 constexpr double kLargestWidth = 1 << 20;
 
@@ -30,6 +34,23 @@ CARAVAN_NAMES(RopeScalingKind, "none", "linear", "dynamic", "llama3", "yarn", "l
 CARAVAN_NAMES(Gates, "softmax", "sigmoid")
 CARAVAN_NAMES(BalanceScope, "sequence", "batch")
 #undef CARAVAN_NAMES
+
+/// Throws UsageError for text that is not numbers separated by commas.
+std::vector<double> numbers_of(std::string_view text) {
+  std::vector<double> all;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string one(text.substr(begin, end - begin));
+    char* rest = nullptr;
+    all.push_back(std::strtod(one.c_str(), &rest));
+    if (rest == one.c_str() || *rest != 0 || !std::isfinite(all.back()) || all.back() <= 0) {
+      throw UsageError({"model", "numbers", fmt::format("'{}' is not a list of numbers above 0", text), "",
+                        "write them with commas: \"1, 1.5, 2\""});
+    }
+    begin = end + 1;
+  }
+  return all;
+}
 
 /// `Member` accesses the field: a lambda without captures.
 template <auto Member>
@@ -63,6 +84,19 @@ Text layers() {
           }};
 }
 
+/// Numbers, separated by commas.
+template <auto Member>
+Text numbers() {
+  return {[](const ModelConfig& config) {
+            ModelConfig copy = config;
+            return fmt::format("{}", fmt::join(Member(copy), ", "));
+          },
+          [](ModelConfig& config, std::string_view text) {
+            Member(config) = numbers_of(text);
+            return true;
+          }};
+}
+
 template <class T>
 using Accessor = T& (*)(ModelConfig&);
 
@@ -80,12 +114,6 @@ ModelField flag_field(const char* key, FieldRole role, const char* help, Accesso
 ModelField text_field(const char* key, FieldRole role, const char* help, Text text) {
   return {key, role, help, std::move(text)};
 }
-/// A setting that only a config.json gives.
-ModelField imported(ModelField field) {
-  field.is_recipe_key = false;
-  return field;
-}
-
 #define AT(member) \
   [](ModelConfig & config) -> auto& { return config.member; }
 
@@ -146,8 +174,8 @@ std::vector<ModelField> layer_fields() {
 
 std::vector<ModelField> position_fields() {
   using enum FieldRole;
-  const auto beta = [](const char* key, Accessor<double> access) {
-    return imported(real_field(key, function, "of yarn", access, 0, 1e6));
+  const auto of_yarn = [](const char* key, const char* help, Accessor<double> access) {
+    return real_field(key, function, help, access, 0, 1e6);
   };
   return {
       text_field("model.positions", shape, "how tokens know their positions", enumeration<AT(arch.positions)>()),
@@ -168,15 +196,20 @@ std::vector<ModelField> position_fields() {
                  AT(rope_scaling.low_frequency), 1e-6, 1e6),
       real_field("model.rope_high_frequency", function, "llama3: more periods in it are not scaled",
                  AT(rope_scaling.high_frequency), 1e-6, 1e6),
-      imported(real_field("model.rope_attention_factor", function, "of cosines and sines; 0: by the rule",
-                          AT(rope_scaling.attention_factor), 0, 1e6)),
-      beta("model.rope_beta_fast", AT(rope_scaling.beta_fast)),
-      beta("model.rope_beta_slow", AT(rope_scaling.beta_slow)),
-      beta("model.rope_mscale", AT(rope_scaling.mscale)),
-      beta("model.rope_mscale_all", AT(rope_scaling.mscale_all)),
-      imported(flag_field("model.rope_truncate", function, "of yarn", AT(rope_scaling.truncate))),
-      imported({"model.rope_short_factors", function, "of longrope", AT(rope_scaling.short_factors), kNone, kNone}),
-      imported({"model.rope_long_factors", function, "of longrope", AT(rope_scaling.long_factors), kNone, kNone}),
+      real_field("model.rope_attention_factor", function, "yarn, longrope: of cosines and sines; 0: by the rule",
+                 AT(rope_scaling.attention_factor), 0, 1e6),
+      of_yarn("model.rope_beta_fast", "yarn: pairs that turn more often in the original context are kept",
+              AT(rope_scaling.beta_fast)),
+      of_yarn("model.rope_beta_slow", "yarn: pairs that turn less often are scaled fully", AT(rope_scaling.beta_slow)),
+      of_yarn("model.rope_mscale", "yarn: with mscale_all, of the rule of the attention factor; 0: not given",
+              AT(rope_scaling.mscale)),
+      of_yarn("model.rope_mscale_all", "yarn: divides that rule; 0: not given", AT(rope_scaling.mscale_all)),
+      flag_field("model.rope_truncate", function, "yarn: the range between kept and scaled pairs has whole ends",
+                 AT(rope_scaling.truncate)),
+      text_field("model.rope_short_factors", function, "longrope: divisors of the frequencies: \"1, 1.5\"",
+                 numbers<AT(rope_scaling.short_factors)>()),
+      text_field("model.rope_long_factors", function, "longrope: those of texts beyond the original context",
+                 numbers<AT(rope_scaling.long_factors)>()),
   };
 }
 

@@ -21,15 +21,14 @@ enum class FieldRole : uint8_t {
 /// A setting of a ModelConfig by name. The names are those of recipe keys; checkpoints hold all settings by name, and
 /// messages about two models that differ name the first one. The settings of lora are not among them.
 struct ModelField {
-  /// An enumeration, or layers, as text.
+  /// An enumeration, layers or a list of numbers, as text.
   struct Text {
     std::string (*get)(const ModelConfig& config);
-    /// Returns false for a text that is none of `choices`; layers throw as LayerSet::parse.
+    /// Returns false for a text that is none of `choices`; the others throw UsageError, as LayerSet::parse.
     bool (*set)(ModelConfig& config, std::string_view text);
-    std::vector<std::string> choices{};  ///< empty: layers
+    std::vector<std::string> choices{};  ///< empty: layers, numbers
   };
-  using Access = std::variant<int64_t& (*)(ModelConfig&), double& (*)(ModelConfig&), bool& (*)(ModelConfig&),
-                              std::vector<double>& (*)(ModelConfig&), Text>;
+  using Access = std::variant<int64_t& (*)(ModelConfig&), double& (*)(ModelConfig&), bool& (*)(ModelConfig&), Text>;
 
   std::string key;  ///< "model.window"
   FieldRole role;
@@ -37,7 +36,6 @@ struct ModelField {
   Access access;
   double least = 0;  ///< of numbers
   double most = 0;
-  bool is_recipe_key = true;  ///< false: only a config.json gives it
 
   bool is_architecture() const noexcept { return role == FieldRole::shape || role == FieldRole::function; }
   /// For messages: "0", "true", "rotary".

@@ -289,7 +289,7 @@ Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Reci
   step.model.vocabulary = own_vocabulary(recipe);
   step.model.context = recipe.model.context / recipe.context_parallel.degree * step.context_parallel.degree;
   const int64_t stages = fit_pipeline(step);
-  if (!names_modules(recipe)) step.model.layers = std::min(recipe.model.layers, std::max<int64_t>(2, stages));
+  if (!names_modules(recipe)) step.model = first_layers(step.model, std::max<int64_t>(2, stages));
   const int64_t unit = row_parts(step);
   const int64_t of_unit = std::max<int64_t>(tokens_of_rank(step, unit), 1);
   const int64_t enough = std::max<int64_t>((kOwnTokens + of_unit - 1) / of_unit, 1) * unit;

@@ -42,6 +42,8 @@ std::vector<RecipeKey> split_keys(std::string_view family, const Field<Split>& s
 
 /// The keys of the model and its experts, one for each of model_fields() that is one.
 std::vector<RecipeKey> model_keys();
+/// Before an override of model.kind: what the file says of the settings of its architecture gives way to the new one.
+void forget_architecture(Recipe& recipe);
 /// The keys of data, dtypes, mesh, data parallelism and memory, and pipelines.
 std::vector<RecipeKey> data_keys();
 std::vector<RecipeKey> precision_keys();

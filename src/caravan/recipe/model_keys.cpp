@@ -23,7 +23,10 @@ struct Use {
 bool has_experts(const ModelConfig& model) { return model.moe.is_used(); }
 bool rotates(const ModelConfig& model) { return model.arch.rotates(); }
 bool scales(const ModelConfig& model) { return model.arch.rotates() && model.rope_scaling.is_used(); }
-bool has_shared(const ModelConfig& model) { return model.moe.is_used() && model.moe.has_shared(); }
+/// A flag that is on may be switched off.
+bool has_shared(const ModelConfig& model) {
+  return model.moe.is_used() && (model.moe.has_shared() || model.moe.shared_gate);
+}
 
 /// The first that matches a key decides.
 constexpr Use kUses[] = {
@@ -43,7 +46,7 @@ constexpr Use kUses[] = {
      "is used with model.positions = \"rotary\" and model.window above 0 only"},
     {"model.full_layers", [](const ModelConfig& model) { return model.window > 0; },
      "is used with model.window above 0 only"},
-    {"model.one_norm", [](const ModelConfig& model) { return model.arch.is_parallel; },
+    {"model.one_norm", [](const ModelConfig& model) { return model.arch.is_parallel || model.arch.has_one_norm; },
      "is used with model.parallel = true only"},
 };
 
@@ -96,9 +99,6 @@ struct KeyOf {
     return boolean(
         name, field.help, [access](Recipe & recipe) -> auto& { return access(recipe.model); });
   }
-  RecipeKey operator()(std::vector<double>& (*)(ModelConfig&)) const {
-    throw InternalError({"recipe", field.key, "a list of numbers is not a recipe key", "", ""});
-  }
   RecipeKey operator()(const ModelField::Text& text) const { return text_key(name, field.help, text); }
 };
 
@@ -121,17 +121,21 @@ void apply_architecture(Recipe& recipe, const ArchitectureRow& row) {
   recipe.model = model;
 }
 
-RecipeKey model_kind() {
+std::vector<std::string> kinds() {
   std::vector<std::string> names;
   for (const ArchitectureRow& row : architectures()) names.push_back(row.name);
+  return names;
+}
+
+RecipeKey model_kind() {
   return {{"model.kind", OnResume::shape},
-          "the architecture, whose settings the other keys change: " + join(names),
+          "the architecture, whose settings the other keys change: " + join(kinds()),
           [](const Recipe& recipe) { return RecipeValue{recipe.model.arch.name}; },
-          [names](Recipe& recipe, const RecipeValue& value) -> std::string {
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
             const auto* given = std::get_if<std::string>(&value);
             if (given == nullptr) return is_not(value, "a string");
             const ArchitectureRow* row = find_architecture(*given);
-            if (row == nullptr) return not_one_of(*given, names);
+            if (row == nullptr) return not_one_of(*given, kinds());
             apply_architecture(recipe, *row);
             return "";
           }};
@@ -139,11 +143,15 @@ RecipeKey model_kind() {
 
 }  // namespace
 
+void forget_architecture(Recipe& recipe) {
+  for (const ModelField& field : model_fields()) {
+    if (field.is_architecture() && !recipe.where(field.key).starts_with("--set")) recipe.locations.erase(field.key);
+  }
+}
+
 std::vector<RecipeKey> model_keys() {
   std::vector<RecipeKey> keys{model_kind()};
-  for (const ModelField& field : model_fields()) {
-    if (field.is_recipe_key) keys.push_back(key_of(field));
-  }
+  for (const ModelField& field : model_fields()) keys.push_back(key_of(field));
   return keys;
 }
 

@@ -131,6 +131,7 @@ void apply_override(Recipe& recipe, const std::string& override) {
     parsed.insert("value", text);
   }
   if (parsed.size() != 1) parsed = toml::table{{"value", text}};
+  if (name == "model.kind") forget_architecture(recipe);
   apply(recipe, name, *parsed.get("value"), {override, true});
 }
 

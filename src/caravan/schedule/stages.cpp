@@ -27,11 +27,15 @@ std::vector<double> unit_flops(const ModelConfig& model) {
   ModelConfig bare = model;
   bare.layers = 0;
   const double head = bare.flops_per_token(model.context);
-  ModelConfig one = model;
-  one.layers = 1;
-  std::vector<double> flops(static_cast<size_t>(model.layers) + 2, one.flops_per_token(model.context) - head);
-  flops.front() = 0;
-  flops.back() = head;
+  std::vector<double> flops{0};
+  double before = head;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {  // they may differ: windows, layers without experts
+    bare.layers = layer + 1;
+    const double with_layer = bare.flops_per_token(model.context);
+    flops.push_back(with_layer - before);
+    before = with_layer;
+  }
+  flops.push_back(head);
   return flops;
 }
 

@@ -75,14 +75,6 @@ struct ReadField {
     access(config) = value.get<bool>();
     return true;
   }
-  bool operator()(std::vector<double>& (*access)(ModelConfig&)) const {
-    if (!value.is_array()) return false;
-    for (const Json& one : value) {
-      if (!one.is_number()) return false;
-    }
-    access(config) = value.get<std::vector<double>>();
-    return true;
-  }
   bool operator()(const ModelField::Text& text) const {
     return value.is_string() && text.set(config, value.get_ref<const std::string&>());
   }
@@ -99,7 +91,7 @@ ModelConfig read_settings(const ConfigReader& in, const Json& settings, const st
     if (found == settings.end()) continue;  // of an earlier version, whose models have the default
     try {
       if (std::visit(ReadField{*found, config}, field.access)) continue;
-    } catch (const UsageError&) {  // layers
+    } catch (const UsageError&) {  // layers, numbers
     }
     in.refuse(field.key, fmt::format("is {}", found->dump()), "restore the checkpoint");
   }

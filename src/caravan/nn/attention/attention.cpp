@@ -122,10 +122,12 @@ Scores AttentionCore::scores(int64_t heads, int64_t keys, const ForwardContext& 
   if (options_.alibi_heads == 0) return scores;
   const DimIndex& index = checked_index(context, Dim::head, heads, name());
   const at::Tensor global = index.indices(heads);
-  const at::Tensor slopes = at::empty({heads, 1}, like.dtype(at::kFloat).requires_grad(false));
-  for (int64_t head = 0; head < heads && !slopes.is_meta(); ++head) {
-    slopes[head][0] = alibi_slope(global[head].item<int64_t>(), options_.alibi_heads);
+  at::Tensor slopes = at::empty({heads, 1}, at::kFloat);
+  for (int64_t head = 0; head < heads; ++head) {
+    slopes.data_ptr<float>()[head] =
+        static_cast<float>(alibi_slope(global.const_data_ptr<int64_t>()[head], options_.alibi_heads));
   }
+  slopes = slopes.to(like.device());
   scores.zero = keys - 1;
   scores.bias = slopes * at::arange(1 - keys, 1, slopes.options());  // no key is behind its query
   return scores;
@@ -195,8 +197,10 @@ at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& con
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
     // The positions of meta tensors are not known: at most all positions of the sequence.
-    const int64_t count = q.is_meta() ? context[Dim::sequence].global(q.size(1)) : q.size(1);
-    const RopeAngles angles = context.layouts != nullptr ? RopeAngles{} : rope_->angles(positions, count, q);
+    const int64_t whole = context[Dim::sequence].global(q.size(1));
+    const int64_t count = q.is_meta() ? whole : q.size(1);
+    const int64_t length = context.phase == Phase::generate ? 0 : whole;
+    const RopeAngles angles = context.layouts != nullptr ? RopeAngles{} : rope_->angles(positions, count, q, length);
     q = rope(q, angles, context, name());
     k = rope(k, angles, context, name());
   }

@@ -80,7 +80,7 @@ void RopeTable::fill(int64_t positions, const at::TensorOptions& options) {
   sine_ = sine.to(options.dtype());
 }
 
-RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const at::Tensor& x) {
+RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const at::Tensor& x, int64_t length) {
   const bool is_given = positions.defined() && !positions.is_meta() && positions.numel() > 0;
   if (is_given && positions.min().item<int64_t>() < 0) {
     throw DataError({"rope", "", fmt::format("position {}", positions.min().item<int64_t>()), "",
@@ -91,7 +91,7 @@ RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const a
   const bool fits = cosine_.defined() && cosine_.dtype() == options.dtype() && cosine_.device() == x.device();
   const int64_t have = fits ? cosine_.size(0) : 0;
   const bool changes = settings_.depends_on_length() || frequencies_.radians.empty();
-  RopeFrequencies wanted = changes ? rope_frequencies(settings_, need) : RopeFrequencies{};
+  RopeFrequencies wanted = changes ? rope_frequencies(settings_, length > 0 ? length : need) : RopeFrequencies{};
   if (changes && wanted.radians != frequencies_.radians) {
     frequencies_ = std::move(wanted);
     fill(need, options);

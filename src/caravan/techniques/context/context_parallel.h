@@ -20,7 +20,7 @@ struct ContextParallelOptions {
   RingOrder ring_order = zigzag();                     ///< how the ring deals out tokens
 };
 
-/// Context parallelism as a plan for GPT-2 and Llama: each rank has a part of every sequence, also of the residual
+/// Context parallelism as a plan for Model: each rank has a part of every sequence, also of the residual
 /// stream. (Ulysses: Jacobs et al., "DeepSpeed Ulysses", 2023; ring: Liu et al., ICLR 2024; both: Fang and Zhao, "USP",
 /// 2024.)
 ///

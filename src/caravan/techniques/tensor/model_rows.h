@@ -10,7 +10,7 @@
 
 namespace caravan {
 
-// Common rows of several plans, for the modules of GPT-2 and Llama.
+// Common rows of several plans, for the modules of Model.
 
 /// dim `dim`, of `rows`, split over `axis` in parts that differ by at most one.
 Layout shard_of(const MeshAxis& axis, int dim, int64_t rows);

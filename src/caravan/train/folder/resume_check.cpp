@@ -15,16 +15,13 @@ namespace {
 constexpr const char* kOwnRecipe = "resume with the recipe.toml of that run, or start a new run";
 
 /// The first setting of the model in which `run` differs from `before`; "" for none.
-std::string difference(ModelConfig before, ModelConfig run) {
-  for (ModelConfig* config : {&before, &run}) {
-    config->hidden = config->hidden_width();
-    config->kv_heads = config->num_kv_heads();
-    config->own_head_width = config->head_width();
-    if (config->moe.is_used()) config->moe.dense_hidden = config->dense_width();
-  }
+std::string difference(const ModelConfig& of_checkpoint, const ModelConfig& of_run) {
+  const ModelConfig before = resolved(of_checkpoint), run = resolved(of_run);
   for (const ModelField& field : model_fields()) {
     const bool is_of_tensors = field.role == FieldRole::size || field.role == FieldRole::shape;
     if (!is_of_tensors || field.is_same(before, run)) continue;
+    const bool is_of_kind = field.is_architecture() && before.arch.name != run.arch.name;
+    if (is_of_kind) return fmt::format("model.kind is {} there, {} in this run", before.arch.name, run.arch.name);
     return fmt::format("{} is {} there, {} in this run", field.key, field.text_of(before), field.text_of(run));
   }
   if (before.lora.rank != run.lora.rank || (run.lora.is_used() && before.lora.targets != run.lora.targets)) {

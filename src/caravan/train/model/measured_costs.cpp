@@ -67,7 +67,7 @@ std::vector<double> speeds_of_stages(double layer_ms, const Mesh& mesh) {
 
 UnitCosts measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh) {
   ModelConfig one_layer = model;
-  one_layer.layers = 1;
+  one_layer = first_layers(one_layer, 1);
   const std::unique_ptr<Model> small = make_model(one_layer);
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   Strategy strategy = whole_model(*small, alone);

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -58,8 +58,8 @@ struct ArchitectureRow {
   std::optional<int64_t> end{};
 };
 
-/// All rows.
-const std::vector<ArchitectureRow>& architectures();
+/// All rows. References to them stay valid.
+const std::deque<ArchitectureRow>& architectures();
 /// The row of this name, or null.
 const ArchitectureRow* find_architecture(std::string_view name);
 /// Adds a row, or replaces the one of its name, for the programs of this process: call it before anything reads a

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <mutex>
+#include <deque>
 #include <optional>
 
 #include <fmt/format.h>
@@ -15,49 +15,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::vector<ArchitectureRow>& rows() {
-  static std::vector<ArchitectureRow> all{gpt2_row(),    llama_row(),     mistral_row(),   qwen2_row(), qwen3_row(),
-                                          mixtral_row(), qwen2_moe_row(), qwen3_moe_row(), gemma_row(), gemma2_row(),
-                                          gemma3_row(),  phi3_row(),      smollm3_row(),   olmo2_row(), gpt_neox_row(),
-                                          opt_row(),     bloom_row(),     falcon_row()};
+std::deque<ArchitectureRow>& rows() {
+  static std::deque<ArchitectureRow> all{gpt2_row(),    llama_row(),     mistral_row(),   qwen2_row(), qwen3_row(),
+                                         mixtral_row(), qwen2_moe_row(), qwen3_moe_row(), gemma_row(), gemma2_row(),
+                                         gemma3_row(),  phi3_row(),      smollm3_row(),   olmo2_row(), gpt_neox_row(),
+                                         opt_row(),     bloom_row(),     falcon_row()};
   return all;
-}
-
-/// The config with all defaults resolved, and unused settings left out.
-ModelConfig resolved(ModelConfig config) {
-  const ModelConfig usual;
-  config.hidden = config.hidden_width();
-  config.kv_heads = config.num_kv_heads();
-  config.own_head_width = config.head_width();
-  if (config.score_width == 0) config.score_width = static_cast<double>(config.own_head_width);
-  if (config.moe.is_used()) {
-    config.moe.dense_hidden = config.moe.dense_layers.empty() ? 0 : config.dense_width();
-    config.moe.dense_layers = LayerSet::of(config.moe.dense_layers.members(config.layers));
-  } else {
-    config.moe = {};
-  }
-  if (config.window == 0) {
-    config.full_layers = {};
-    config.local_rope_theta = 0;
-  }
-  config.full_layers = LayerSet::of(config.full_layers.members(config.layers));
-  config.unrotated_layers = LayerSet::of(config.unrotated_layers.members(config.layers));
-  if (!config.arch.rotates()) {
-    config.rope_theta = usual.rope_theta;
-    config.rope_fraction = 1;
-    config.unrotated_layers = {};
-  }
-  RopeScaling& scaling = config.rope_scaling;
-  if (!config.arch.rotates() || !scaling.is_used()) scaling = {};
-  if (scaling.original_context == 0) scaling.original_context = config.context;
-  if (scaling.kind == RopeScalingKind::none || scaling.kind == RopeScalingKind::linear) {
-    scaling = {.kind = scaling.kind, .factor = scaling.factor};
-  }
-  if (scaling.kind != RopeScalingKind::llama3) {
-    scaling.low_frequency = RopeScaling{}.low_frequency;
-    scaling.high_frequency = RopeScaling{}.high_frequency;
-  }
-  return config;
 }
 
 /// What the row reads from its own config.json. Nothing if that is impossible.
@@ -85,7 +48,7 @@ struct Differences {
 Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
   Differences found;
   const auto back = read_back(config, row);
-  if (!back) return {1, "model.kind", fmt::format("{} cannot write it", row.name)};
+  if (!back) return {model_fields().size(), "model.kind", fmt::format("{} cannot write it", row.name)};
   const ModelConfig a = resolved(config), b = resolved(*back);
   for (const ModelField& field : model_fields()) {
     if (field.role == FieldRole::history || field.is_same(a, b)) continue;
@@ -98,7 +61,7 @@ Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
 
 }  // namespace
 
-const std::vector<ArchitectureRow>& architectures() { return rows(); }
+const std::deque<ArchitectureRow>& architectures() { return rows(); }
 
 const ArchitectureRow* find_architecture(std::string_view name) {
   const auto found = std::ranges::find(rows(), name, &ArchitectureRow::name);

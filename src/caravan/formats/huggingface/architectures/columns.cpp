@@ -16,21 +16,25 @@ T value_of(Field<T> field, const ModelConfig& config) {
   return field(const_cast<ModelConfig&>(config));  // NOLINT: only read
 }
 
+const char* name_in(const ConfigReader& in, const char* key, const char* other) {
+  return other != nullptr && in.find(key) == nullptr && in.find(other) != nullptr ? other : key;
+}
+
 Json null_for_zero(auto value) { return value == 0 ? Json() : Json(value); }
 
 }  // namespace
 
-ConfigColumn layers(const char* key) {
+ConfigColumn layers(const char* key, const char* other) {
   constexpr int64_t kMost = 1 << 16;  // before columns make lists of this size
   return {[=](const ConfigReader& in, ModelConfig& config) {
-            config.layers = in.count(key);
+            config.layers = in.count(name_in(in, key, other));
             if (config.layers > kMost) in.refuse(key, fmt::format("is above {}", kMost), "correct the file");
           },
           [=](const ModelConfig& config, Json& out) { out[key] = config.layers; }};
 }
 
-ConfigColumn count(const char* key, Field<int64_t> field) {
-  return {[=](const ConfigReader& in, ModelConfig& config) { field(config) = in.count(key); },
+ConfigColumn count(const char* key, Field<int64_t> field, const char* other) {
+  return {[=](const ConfigReader& in, ModelConfig& config) { field(config) = in.count(name_in(in, key, other)); },
           [=](const ModelConfig& config, Json& out) { out[key] = value_of(field, config); }};
 }
 
@@ -85,7 +89,8 @@ ConfigColumn real(const char* key, Field<double> field, double absent) {
 ConfigColumn score_width(const char* key, double absent) {
   return {[=](const ConfigReader& in, ModelConfig& config) { config.score_width = in.real_or(key, absent); },
           [=](const ModelConfig& config, Json& out) {
-            const double width = config.score_width == 0 ? static_cast<double>(config.head_width()) : config.score_width;
+            const double width =
+                config.score_width == 0 ? static_cast<double>(config.head_width()) : config.score_width;
             // transformers 5 refuses 20.0.
             out[key] = width == std::floor(width) ? Json(static_cast<int64_t>(width)) : Json(width);
           }};

@@ -14,10 +14,10 @@ namespace caravan::columns {
 template <class T>
 using Field = T& (*)(ModelConfig&);
 
-/// The number of layers.
-ConfigColumn layers(const char* key);
+/// The number of layers. `other`: another name of the key in some files, or null.
+ConfigColumn layers(const char* key, const char* other = nullptr);
 /// A count above 0, which must be there.
-ConfigColumn count(const char* key, Field<int64_t> field);
+ConfigColumn count(const char* key, Field<int64_t> field, const char* other = nullptr);
 ConfigColumn count_or(const char* key, Field<int64_t> field, int64_t absent);
 /// null stands for 0.
 ConfigColumn nullable(const char* key, Field<int64_t> field, int64_t absent);
@@ -51,9 +51,11 @@ struct RopeKeys {
   double theta = 10000;
   double fraction = 1;
   const char* theta_key = "rope_theta";
-  const char* fraction_key = "partial_rotary_factor";
-  /// The key of the original context beside the others (Phi-3); null: among those of the scaling.
+  /// null: their code rotates whole heads, whatever the file says.
+  const char* fraction_key = nullptr;
+  /// The key of the original context beside the others (Phi-3), and its default; null: among those of the scaling.
   const char* original_key = nullptr;
+  int64_t original = 0;
   /// Layers with a window have a base of their own, under this key in older files (Gemma 3); null: no.
   const char* local_key = nullptr;
   double local_theta = 0;

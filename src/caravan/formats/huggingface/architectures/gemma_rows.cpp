@@ -24,6 +24,17 @@ std::vector<ConfigColumn> gemma_columns(const char* key, int64_t kv_heads_absent
   return columns;
 }
 
+/// They take "gelu" of the first Gemma for its tanh form, which it was trained with.
+ConfigColumn tanh_activation(const char* key) {
+  ConfigColumn column = activation(key, "gelu_pytorch_tanh");
+  const auto read = column.read;
+  column.read = [=](const ConfigReader& in, ModelConfig& config) {
+    read(in, config);
+    if (config.arch.activation == Activation::gelu) config.arch.activation = Activation::gelu_tanh;
+  };
+  return column;
+}
+
 std::vector<ConfigColumn> caps(double attention, double logits) {
   return {score_width("query_pre_attn_scalar", 256),
           nullable_real("attn_logit_softcapping", CARAVAN_FIELD(attention_cap), attention),
@@ -48,18 +59,19 @@ WeightTable gemma2_weights(std::vector<WeightColumn> qk_norms) {
 }  // namespace
 
 ArchitectureRow gemma_row() {
+  std::vector<ConfigColumn> columns = gemma_columns("hidden_act", 16);
+  columns.front() = tanh_activation("hidden_act");
   std::vector<WeightColumn> layer = joined({{offset_norm("input_layernorm", "attention_norm")},
                                             llama_attention(),
                                             {offset_norm("post_attention_layernorm", "mlp_norm")},
                                             llama_mlp()});
-  return {
-      .name = "gemma",
-      .their_class = "GemmaForCausalLM",
-      .base = {.arch = gemma(NormPlace::before)},
-      .columns = joined({gemma_columns("hidden_act", 16), {rope({}), always("use_bidirectional_attention", false)}}),
-      .weights = llama_weights(std::move(layer), 1),
-      .begin = 2,
-      .end = 1};
+  return {.name = "gemma",
+          .their_class = "GemmaForCausalLM",
+          .base = {.arch = gemma(NormPlace::before)},
+          .columns = joined({std::move(columns), {rope({}), always("use_bidirectional_attention", false)}}),
+          .weights = llama_weights(std::move(layer), 1),
+          .begin = 2,
+          .end = 1};
 }
 
 ArchitectureRow gemma2_row() {
@@ -81,6 +93,10 @@ ArchitectureRow gemma2_row() {
 ArchitectureRow gemma3_row() {
   Architecture arch = gemma(NormPlace::both);
   arch.qk_norm = QkNorm::head;
+  const ConfigColumn pattern{[](const ConfigReader& in, ModelConfig& config) {
+                               config.full_layers = LayerSet::every(in.count_or("sliding_window_pattern", 6));
+                             },
+                             [](const ModelConfig&, nlohmann::ordered_json&) {}};  // layer_types says it
   return {.name = "gemma3_text",
           .their_class = "Gemma3ForCausalLM",
           .base = {.arch = arch,
@@ -89,7 +105,7 @@ ArchitectureRow gemma3_row() {
                    .window = 4096,
                    .full_layers = LayerSet::every(6)},
           .columns = joined({gemma_columns("hidden_activation", 4),
-                             {window(WindowRule::types, 4096),
+                             {pattern, window(WindowRule::types, 4096),
                               rope({.theta = 1e6, .local_key = "rope_local_base_freq", .local_theta = 1e4})},
                              caps(0, 0)}),
           .weights = gemma2_weights({offset_norm("self_attn.q_norm", "attention.query_norm"),

@@ -83,7 +83,7 @@ ArchitectureRow gpt_neox_row() {
           .end = 2};
 }
 
-/// The first two of its learned positions are not used.
+/// OPT does not use the first two of its learned positions.
 ArchitectureRow opt_row() {
   Architecture arch = Architecture::gpt2();
   arch.activation = Activation::relu;
@@ -119,8 +119,8 @@ ArchitectureRow opt_row() {
                 with_bias("self_attn.v_proj", {"attention.value"}),
                 with_bias("self_attn.out_proj", {"attention.output"}), biased_norm("final_layer_norm", "mlp_norm"),
                 with_bias("fc1", {"mlp.up"}), with_bias("fc2", {"mlp.down"})}),
-           .last =
-               joined({biased_norm("final_layer_norm", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
+           .last = joined(
+               {biased_norm("decoder.final_layer_norm", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
       .begin = 2,
       .end = 2};
 }
@@ -163,7 +163,11 @@ ArchitectureRow falcon_row() {
   arch.activation = Activation::gelu;
   arch.qkv_bias = arch.output_bias = arch.mlp_bias = false;
   const ConfigColumn shared_keys{[](const ConfigReader& in, ModelConfig& config) {
-                                   config.kv_heads = in.flag_or("multi_query", true) ? 1 : config.heads;
+                                   const bool is_shared = in.flag_or("multi_query", true);
+                                   config.kv_heads = is_shared ? 1 : in.count_or("num_kv_heads", config.heads);
+                                   if (is_shared || config.kv_heads == config.heads) return;
+                                   in.refuse("num_kv_heads", "is between 1 and the number of heads",
+                                             "import a model whose heads share one head of keys, or none");
                                  },
                                  [](const ModelConfig& config, nlohmann::ordered_json& out) {
                                    set(out, "multi_query", config.num_kv_heads() == 1);

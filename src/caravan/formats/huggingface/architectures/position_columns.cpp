@@ -39,12 +39,12 @@ const char* name_of(RopeScalingKind kind) {
 }
 
 /// The members of a scaling beside its kind.
-void read_scaling(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config, RopeScaling& scaling) {
+void read_scaling(const ConfigReader& in, const ModelConfig& config, RopeScaling& scaling, bool has_original) {
   const bool has_factor = scaling.kind != RopeScalingKind::longrope;
-  if (in.find("original_max_position_embeddings") != nullptr) {
+  if (!has_original && in.find("original_max_position_embeddings") != nullptr) {
     scaling.original_context = in.count("original_max_position_embeddings");
   }
-  if (scaling.original_context == config.context) scaling.original_context = 0;
+  if (scaling.original_context == 0) scaling.original_context = config.context;  // which a recipe may change
   if (has_factor && in.find("factor") == nullptr) {
     in.refuse("factor", "is missing", "take the config.json that belongs to the weights");
   }
@@ -62,20 +62,26 @@ void read_scaling(const ConfigReader& in, const RopeKeys& keys, ModelConfig& con
   scaling.truncate = in.flag_or("truncate", true);
   scaling.short_factors = in.reals_or("short_factor", {});
   scaling.long_factors = in.reals_or("long_factor", {});
-  static_cast<void>(keys);
 }
 
 void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config) {
   config.rope_theta = in.real_or(keys.theta_key, keys.theta);
-  config.rope_fraction = in.real_or(keys.fraction_key, keys.fraction);
+  config.rope_fraction = keys.fraction_key == nullptr ? 1 : in.real_or(keys.fraction_key, keys.fraction);
   config.local_rope_theta = keys.local_key == nullptr ? 0 : in.real_or(keys.local_key, keys.local_theta);
   RopeScaling scaling;
-  if (keys.original_key != nullptr) scaling.original_context = in.count_or(keys.original_key, 0);
   const auto read = [&](const ConfigReader& of) {
     scaling.kind = scaling_kind(of);
+    if (keys.original_key != nullptr && scaling.kind == RopeScalingKind::yarn) {  // in files of old versions
+      scaling.kind = RopeScalingKind::longrope;
+    }
     config.rope_theta = of.real_or("rope_theta", config.rope_theta);
-    config.rope_fraction = of.real_or("partial_rotary_factor", config.rope_fraction);
-    if (scaling.is_used()) read_scaling(of, keys, config, scaling);
+    if (keys.fraction_key == nullptr) {
+      of.require("partial_rotary_factor", 1, 1, "a part of each head is rotated");
+    } else {
+      config.rope_fraction = of.real_or("partial_rotary_factor", config.rope_fraction);
+    }
+    if (keys.original_key != nullptr) scaling.original_context = in.count_or(keys.original_key, keys.original);
+    if (scaling.is_used()) read_scaling(of, config, scaling, keys.original_key != nullptr);
   };
   if (const auto old = in.below("rope_scaling")) read(*old);
   if (const auto rope = in.below("rope_parameters")) {
@@ -87,17 +93,18 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
     }
     if (!full) read(*rope);
   }
-  if (scaling.kind == RopeScalingKind::dynamic) {  // their context is the one before scaling
+  if (scaling.kind == RopeScalingKind::linear) scaling.original_context = 0;  // on which nothing depends
+  if (scaling.kind == RopeScalingKind::dynamic) {                             // their context is the one before scaling
     scaling.original_context = config.context;
     config.context = static_cast<int64_t>(static_cast<double>(config.context) * scaling.factor);
   }
   config.rope_scaling = scaling.is_used() ? scaling : RopeScaling{};
 }
 
-Json scaling_json(const ModelConfig& config) {
+Json scaling_json(const ModelConfig& config, const RopeKeys& keys) {
   const RopeScaling& scaling = config.rope_scaling;
   Json out{{"rope_type", name_of(scaling.kind)}, {"rope_theta", config.rope_theta}};
-  if (config.rope_fraction != 1) out["partial_rotary_factor"] = config.rope_fraction;
+  if (keys.fraction_key != nullptr) out["partial_rotary_factor"] = config.rope_fraction;
   if (!scaling.is_used()) return out;
   const int64_t original = scaling.original_context == 0 ? config.context : scaling.original_context;
   const auto add = [&](const char* key, double value, double usual) {
@@ -131,9 +138,9 @@ Json scaling_json(const ModelConfig& config) {
 }
 
 void write_rope(const ModelConfig& config, const RopeKeys& keys, Json& out) {
-  const Json full = scaling_json(config);
+  const Json full = scaling_json(config, keys);
   out[keys.theta_key] = config.rope_theta;  // these are read by transformers 4
-  if (config.rope_fraction != 1 || keys.fraction != 1) out[keys.fraction_key] = config.rope_fraction;
+  if (keys.fraction_key != nullptr) out[keys.fraction_key] = config.rope_fraction;
   if (keys.original_key != nullptr) {
     const int64_t original = config.rope_scaling.original_context;
     out[keys.original_key] = original == 0 ? config.context : original;
