@@ -14,8 +14,8 @@ set(CARAVAN_PUBLIC_HEADERS
   nn/experts/experts.h models/model.h nn/experts/router.h optim/grad_norm.h optim/learning_rate.h optim/loss_scale.h optim/optimizer.h
   data/files/corpus.h data/windows/sampler.h data/tokenizer/tokenizer.h
   caravan.h formats/checkpoint/checkpoint.h formats/huggingface/huggingface.h formats/huggingface/load_model.h
-  session/candidates.h session/module_checkpoint.h session/parallelize.h session/plan_module.h session/run_program.h session/session.h session/trials.h
-  generate/generate.h train/evaluation/evaluate.h recipe/recipe.h train/folder/run_state.h
+  session/candidates.h session/load.h session/module_checkpoint.h session/parallelize.h session/plan_module.h session/run_program.h session/session.h session/trials.h
+  generate/generate.h generate/load.h train/evaluation/evaluate.h recipe/recipe.h train/folder/run_state.h
   step/batch.h step/train_step.h cost/rehearsal.h)
 
 # caravan_install_headers(source destination): runs at install time, so that it sees the includes as they are then.

@@ -69,6 +69,8 @@ int run(const CommandLine& line, int argc, char** argv) {
       return start(plan_proof(load_recipe_to_prove(line.prove.recipe, line.prove.overrides, note)), "prove", argc,
                    argv);
     }
+    case CommandLine::Command::generate:
+      return start(plan_ranks(line.generate.ranks, "", /*default_ranks=*/1), "generate", argc, argv);
     case CommandLine::Command::evaluate:
       return start(plan_ranks(line.evaluate.ranks, "", /*default_ranks=*/1), "evaluate", argc, argv);
     case CommandLine::Command::run: return run_program(line.run);

@@ -106,6 +106,53 @@ TEST_F(GenerateCommandTest, TheRepetitionPenaltyOfTheModelIsUsedUnlessOneIsGiven
   EXPECT_EQ(with(path("run/huggingface"), {"--repetition-penalty", "1"}), plain);
 }
 
+TEST_F(GenerateCommandTest, RanksThatShareTheModelPrintTheTextOfOne) {
+  ASSERT_EQ(caravan({"export", path("run")}).code, 0);
+  const std::string prompts = file("prompts.txt", "The whale\nA sea");
+  for (const std::string source : {"run", "run/huggingface"}) {
+    for (const Words& texts : {Words{"--prompt", "The whale"}, Words{"--prompts", prompts, "--samples", "2"},
+                               Words{"--prompts", prompts, "--json"}}) {
+      Words words{"generate", path(source), "--tokens", "32", "--temperature", "1.2"};
+      words.insert(words.end(), texts.begin(), texts.end());
+      const Result one = caravan(words);
+      ASSERT_EQ(one.code, 0) << one.err;
+      for (const Words& split : {Words{"--ranks", "2"}, Words{"--ranks", "2", "--pp", "2"}}) {
+        Words many = words;
+        many.insert(many.end(), split.begin(), split.end());
+        const Result result = caravan(many);
+        EXPECT_EQ(result.code, 0);
+        EXPECT_EQ(result.out, one.out);
+        EXPECT_EQ(result.err, "");
+      }
+    }
+  }
+  const std::string input = file("input.txt", "The whale\n");
+  const Words words{"generate", path("run"), "--temperature", "0", "--prompt", "-"};
+  Words many = words;
+  many.insert(many.end(), {"--ranks", "2"});
+  EXPECT_EQ(caravan(many, input).out, caravan(words, input).out);
+}
+
+TEST_F(GenerateCommandTest, RefusesRanksThatCannotShareTheModel) {
+  expect_refused({"--ranks", "3"}, 2, {"3 ranks cannot share 2 heads equally", "use tp = 2"});
+  expect_refused({"--ranks", "2", "--ep", "2"}, 2, {"2 ranks share the experts of a model that has none"});
+  expect_refused({"--ranks", "2", "--tp", "1"}, 2, {"there are 2 ranks", "use tp = 2"});
+  expect_refused({"--tp", "2"}, 2, {"there is 1 rank", "or 2 ranks"});
+  expect_refused({"--ranks", "3", "--pp", "3"}, 2, {"3 stages for 2 layers", "use pp = 2"});
+  expect_refused({"--ranks", "0"}, 2, {"--ranks"});
+  expect_refused({"--tp", "0"}, 2, {"--tp", "'0' is not a whole number of at least 1"});
+}
+
+TEST_F(GenerateCommandTest, APromptLongerThanTheContextIsTruncatedOnRequestOnly) {
+  const std::string last(32, 'z');
+  expect_refused({"--prompt", "abc" + last}, 2, {"has 35 tokens", "the context of the model is 32", "--truncate"});
+  const std::string prompts = file("prompts.txt", "a\nabc" + last);
+  expect_refused({"--prompts", prompts}, 2, {"has 35 tokens"});
+  const auto cut = lines({"--prompt", "abc" + last, "--truncate", "--top-k", "1"}).at(0);
+  const auto whole = lines({"--prompt", last, "--top-k", "1"}).at(0);
+  EXPECT_EQ(cut.at("text"), whole.at("text"));
+}
+
 TEST_F(GenerateCommandTest, RefusesBadInput) {
   expect_refused({"--repetition-penalty", "0"}, 2, {"repetition_penalty: 0 is out of range"});
   expect_refused({"--repetition-penalty", "-1"}, 2, {"repetition_penalty: -1 is out of range"});

@@ -128,17 +128,6 @@ TEST_F(ModelsTest, ExportOfARunThatIsNotThereWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(path("runs/typo")));
 }
 
-TEST_F(ModelsTest, APromptLongerThanTheContextIsCutWithANote) {
-  ASSERT_EQ(train("run", 1, set({"train.steps=0"})).code, 0);
-  const auto generate = [this](size_t length) {
-    return caravan({"generate", path("run"), "--tokens", "2", "--prompt", std::string(length, 'a')});
-  };
-  EXPECT_THAT(generate(32).err, ::testing::Not(HasSubstr("the prompt has")));
-  const Result cut = generate(40);
-  EXPECT_EQ(cut.code, 0);
-  EXPECT_THAT(cut.err, HasSubstr("caravan: the prompt has 40 tokens: the model sees the last 32, its context\n"));
-}
-
 TEST_F(ModelsTest, AnImportedModelContinuesToTrain) {
   testing::needs({"adamw"});
   ASSERT_EQ(train("run", 1).code, 0);

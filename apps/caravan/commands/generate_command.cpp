@@ -11,8 +11,10 @@
 #include "caravan/base/error.h"
 #include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
-#include "caravan/formats/huggingface/load_model.h"
-#include "caravan/generate/generator.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/store/rendezvous.h"
+#include "caravan/comm/world.h"
+#include "caravan/generate/load.h"
 #include "caravan/generate/stop_strings.h"
 
 namespace caravan::app {
@@ -61,29 +63,72 @@ const char* name_of(Ending ending) {
   }
 }
 
-/// One continuation as a line of JSON. Returns whether it was printed.
-bool print_json(Generator& generator, const ContinuationOptions& options, const std::string& prompt, int64_t sample) {
+/// Rank 0's output. Every rank makes the same text, and learns from Generator::run that the output is closed.
+class Output {
+ public:
+  explicit Output(bool prints) : prints_(prints) {}
+  /// Whether the text was printed, and all before it.
+  bool put(std::string_view text) {
+    if (prints_ && is_open_) is_open_ = print(text);
+    return is_open_;
+  }
+
+ private:
+  bool prints_;
+  bool is_open_ = true;
+};
+
+/// One continuation as a line of JSON. Returns whether the output is open, as of its last token.
+bool put_json(Output& output, Generator& generator, const ContinuationOptions& options, const std::string& prompt,
+              int64_t sample) {
   std::string text;
   const Continuation made = generator.run(options, [&](std::string_view more) {
     text += more;
-    return true;
+    return output.put("");
   });
   const nlohmann::ordered_json line{{"prompt", prompt},
                                     {"sample", sample},
                                     {"text", text},
                                     {"tokens", made.num_tokens},
                                     {"stopped", name_of(made.ending)}};
-  return print(line.dump() + "\n");
+  output.put(line.dump() + "\n");
+  return made.ending != Ending::not_shown;
 }
 
-bool print_text(Generator& generator, const ContinuationOptions& options, const std::string& prompt) {
-  return print(prompt) && generator.run(options, print).ending != Ending::not_shown && print("\n");
+bool put_text(Output& output, Generator& generator, const ContinuationOptions& options, const std::string& prompt) {
+  output.put(prompt);
+  const Continuation made = generator.run(options, [&](std::string_view more) { return output.put(more); });
+  output.put("\n");
+  return made.ending != Ending::not_shown;
 }
 
-void warn_of_long_prompt(const LoadedModel& loaded, const std::string& prompt) {
-  const auto tokens = static_cast<int64_t>(loaded.tokenizer.encode(prompt, true).size());
-  if (const int64_t context = loaded.model->config().context; tokens > context) {
-    fmt::print(stderr, "caravan: the prompt has {} tokens: the model sees the last {}, its context\n", tokens, context);
+/// The prompts that rank 0 reads: standard input is its alone.
+std::vector<std::string> prompts_of_all(const GenerateArguments& arguments, Communicator& world) {
+  if (world.size() == 1) return read_prompts(arguments);
+  const std::string bytes = text_of_rank_0(
+      world,
+      [&] {
+        const std::vector<uint8_t> packed = nlohmann::json::to_cbor(nlohmann::json(read_prompts(arguments)));
+        return std::string(packed.begin(), packed.end());
+      },
+      "prompts");
+  return nlohmann::json::from_cbor(bytes).get<std::vector<std::string>>();
+}
+
+void continue_prompts(const GenerateArguments& arguments, const LanguageModel& model,
+                      const std::vector<std::string>& prompts, ContinuationOptions options, Output output) {
+  const bool are_numbered = !arguments.prompts.empty() || arguments.samples > 1;
+  int64_t number = 0;
+  for (const std::string& prompt : prompts) {
+    Generator generator = model.continue_text(prompt);
+    for (int64_t sample = 0; sample < arguments.samples; ++sample, ++number) {
+      options.sampling.seed = sample_seed(arguments.seed, sample);
+      if (are_numbered && !arguments.json) output.put(fmt::format("--- {} ---\n", number));
+      if (arguments.json ? !put_json(output, generator, options, prompt, sample)
+                         : !put_text(output, generator, options, prompt)) {
+        return;
+      }
+    }
   }
 }
 
@@ -91,32 +136,26 @@ void warn_of_long_prompt(const LoadedModel& loaded, const std::string& prompt) {
 
 int generate(const GenerateArguments& arguments) {
   check(arguments);
-  const std::vector<std::string> prompts = read_prompts(arguments);
-  const std::filesystem::path source = source_or_newest(arguments.source, "generate");
-  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
-  const LoadedModel loaded = load_model(source, mesh_of_one());
-  const GenerationConfig settings = loaded.text.generation();
-  if (!settings.ignored.empty()) {
+  plan_ranks(arguments.ranks, "", /*default_ranks=*/1);  // refuses --ranks that contradicts the environment
+  const RankInfo info = RankInfo::from_environment();
+  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), info.local_world_size)});
+  const auto store = open_store(info);
+  const auto world = make_world("auto", info, store);
+  const std::vector<std::string> prompts = prompts_of_all(arguments, *world);
+  const LanguageModel model =
+      load(source_or_newest(arguments.source, "generate"), Mesh::create(world, {{"dp", world->size()}}),
+           {.tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep});
+  const GenerationConfig& settings = model.settings();
+  if (!settings.ignored.empty() && world->rank() == 0) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
-  ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
-                              .sampling = sampling_options(arguments, settings),
-                              .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop};
-  const bool are_numbered = !arguments.prompts.empty() || arguments.samples > 1;
-  int64_t number = 0;
   for (const std::string& prompt : prompts) {
-    warn_of_long_prompt(loaded, prompt);
-    Generator generator(*loaded.model, loaded.tokenizer, prompt, generation_tokens(loaded.text.tokens, settings));
-    for (int64_t sample = 0; sample < arguments.samples; ++sample, ++number) {
-      options.sampling.seed = sample_seed(arguments.seed, sample);
-      if (arguments.json) {
-        if (!print_json(generator, options, prompt, sample)) return 0;
-        continue;
-      }
-      if (are_numbered && !print(fmt::format("--- {} ---\n", number))) return 0;
-      if (!print_text(generator, options, prompt)) return 0;
-    }
+    if (!arguments.truncate) check_prompt(prompt, model.tokenizer(), model.config().context);
   }
+  const ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
+                                    .sampling = sampling_options(arguments, settings),
+                                    .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop};
+  continue_prompts(arguments, model, prompts, options, Output(world->rank() == 0));
   return 0;
 }
 

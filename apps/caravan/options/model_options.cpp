@@ -45,6 +45,15 @@ void add_generate(CLI::App& app, CommandLine& line) {
       ->check(not_empty());
   command->add_option("--seed", generate.seed, "seed of the sampling")->check(whole_number(0));
   command->add_flag("--json", generate.json, "print one JSON object per continuation");
+  command->add_flag("--truncate", generate.truncate,
+                    "of a prompt with more tokens than the model's context, use the last ones");
+  command->add_option("--ranks", generate.ranks, "number of processes that share the model; default: 1");
+  CLI::Option* tp = command->add_option("--tp", generate.tp,
+                                        "ranks that share each layer; default: those that --pp "
+                                        "and --ep leave");
+  CLI::Option* pp = command->add_option("--pp", generate.pp, "ranks that hold layers one after another; default: 1");
+  CLI::Option* ep = command->add_option("--ep", generate.ep, "ranks that share the experts; default: 1");
+  for (CLI::Option* degree : {tp, pp, ep}) degree->check(whole_number(1));
   command->callback([&line] { line.command = CommandLine::Command::generate; });
 }
 

@@ -50,6 +50,9 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   uint64_t seed = 0;
   bool json = false;
+  bool truncate = false;  ///< of a prompt longer than the context, use the last tokens
+  std::optional<int> ranks;
+  int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
 };
 
 struct EvaluateArguments {

@@ -39,6 +39,14 @@ std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view pro
 
 }  // namespace
 
+void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, int64_t context) {
+  const auto tokens = static_cast<int64_t>(tokenizer.encode(prompt, true).size());
+  if (tokens <= context) return;
+  throw UsageError({"generate", "prompt",
+                    fmt::format("has {} tokens, but the context of the model is {}", tokens, context), "",
+                    fmt::format("shorten it, or let the model see its last {} tokens: --truncate", context)});
+}
+
 Generator::Generator(TextModel model, Tokenizer tokenizer, std::string_view prompt,
                      const std::optional<SpecialTokens>& tokens)
     : model_(std::move(model)),

@@ -18,9 +18,10 @@
 namespace caravan {
 
 struct ContinuationOptions {
-  int64_t num_tokens = 0;  ///< at most
+  int64_t num_tokens = 120;  ///< at most
   SamplingOptions sampling{};
   std::vector<std::string> stop_strings{};  ///< the text ends before the first of them: see StopStrings
+  bool truncate = false;  ///< for LanguageModel::generate: of a prompt longer than the context, use the last tokens
 };
 
 /// Why a text ends.
@@ -36,6 +37,9 @@ struct Continuation {
   Ending ending = Ending::length;
 };
 
+/// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context.
+void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, int64_t context);
+
 /// Continues one prompt, any number of times; its keys and values are computed in the first run and kept for the
 /// others. An empty prompt begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's end-of-text
 /// token. While it lives, nothing else may run the model.
@@ -45,7 +49,8 @@ class Generator {
   using Show = std::function<bool(std::string_view text)>;
 
   /// Throws UsageError for an empty prompt without a begin token; DataError if the tokenizer has more tokens than the
-  /// model or the prompt is not UTF-8. The model outlives this.
+  /// model or the prompt is not UTF-8. Of a prompt longer than the context the model sees the last tokens. The model
+  /// outlives this.
   Generator(TextModel model, Tokenizer tokenizer, std::string_view prompt,
             const std::optional<SpecialTokens>& tokens = {});
 

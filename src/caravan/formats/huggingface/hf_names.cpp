@@ -1,42 +1,15 @@
 #include "caravan/formats/huggingface/hf_names.h"
 
-#include <algorithm>
-#include <array>
 #include <map>
-#include <string_view>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/text.h"
-#include "caravan/formats/huggingface/hf_rows.h"
 #include "caravan/models/model.h"
 
 namespace caravan {
 namespace {
-
-/// Endings of tensors in older files that are not parameters.
-constexpr std::array<std::string_view, 5> kNotParameters{".attn.bias", ".attn.masked_bias", ".attention.bias",
-                                                         ".attention.masked_bias", ".rotary_emb.inv_freq"};
-
-TensorShapes our_shapes(const ModelConfig& config) {
-  TensorShapes shapes;
-  const Model model(config);
-  for (const Parameter* parameter : model.parameters()) shapes[parameter->name()] = parameter->global_shape();
-  return shapes;
-}
-
-/// For each Hugging Face tensor in the row.
-std::vector<int64_t> their_shape(const HuggingfaceRow& row, const TensorShapes& ours) {
-  std::vector<int64_t> shape = ours.at(row.ours.front());
-  for (size_t i = 1; i < row.ours.size(); ++i) shape[0] += ours.at(row.ours[i])[0];
-  shape[0] /= static_cast<int64_t>(row.theirs.size());
-  if (row.form == WeightColumn::Form::transposed) std::reverse(shape.begin(), shape.end());
-  shape[0] += row.unused_rows;
-  return shape;
-}
 
 std::vector<at::Tensor> those_of(const std::vector<std::string>& names,
                                  const std::map<std::string, at::Tensor>& tensors) {
@@ -86,42 +59,10 @@ at::Tensor as_theirs(const HuggingfaceRow& row, at::Tensor part, TensorKind kind
   return at::cat({part.new_zeros({row.unused_rows, part.size(1)}), part});
 }
 
-/// The tensors by name. Throws DataError if they differ from `wanted`.
-std::map<std::string, at::Tensor> checked(std::string_view op, const NamedTensors& tensors,
-                                          const TensorShapes& wanted) {
-  std::map<std::string, at::Tensor> found;
-  std::vector<std::string> unexpected;
-  std::vector<std::string> missing;
-  std::vector<std::string> other_shape;
-  for (const auto& [name, tensor] : tensors) {
-    const auto want = wanted.find(name);
-    if (want == wanted.end() || !found.emplace(name, tensor).second) {
-      unexpected.push_back(name);
-    } else if (tensor.sizes() != at::IntArrayRef(want->second)) {
-      other_shape.push_back(fmt::format("{} is [{}], not [{}]", name, join(tensor.sizes()), join(want->second)));
-    }
-  }
-  for (const auto& [name, shape] : wanted) {
-    if (!found.contains(name)) missing.push_back(name);
-  }
-  std::string fact;
-  const auto say = [&](std::string_view what, const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    fact += fmt::format("{}{} {}: {}", fact.empty() ? "" : "; ", names.size(), what, some_of(names, 8));
-  };
-  say("missing", missing);
-  say("unexpected", unexpected);
-  say("of a different shape", other_shape);
-  if (fact.empty()) return found;
-  throw DataError({std::string(op), "tensors", fact, "", "use the weights of the model that config.json describes"});
-}
-
-/// Their name with the prefix, as in the table; "" for a tensor that is not a parameter.
-std::string spelled(const HuggingfaceTable& table, const std::string& name) {
-  if (std::any_of(kNotParameters.begin(), kNotParameters.end(), [&](auto end) { return name.ends_with(end); }))
-    return "";
-  if (name.starts_with(table.prefix) || name == table.head) return name;
-  return fmt::format("{}{}", table.prefix, name);
+NamedShapes shapes_of(const NamedTensors& tensors) {
+  NamedShapes shapes;
+  for (const auto& [name, tensor] : tensors) shapes.emplace_back(name, tensor.sizes().vec());
+  return shapes;
 }
 
 void check_tied_head(const std::string& name, const at::Tensor& head, const at::Tensor& embedding) {
@@ -135,10 +76,18 @@ void check_tied_head(const std::string& name, const at::Tensor& head, const at::
 
 }  // namespace
 
+TensorShapes our_shapes(const ModelConfig& config) {
+  TensorShapes shapes;
+  const Model model(config);
+  for (const Parameter* parameter : model.parameters()) shapes[parameter->name()] = parameter->global_shape();
+  return shapes;
+}
+
 NamedTensors to_huggingface(const ModelConfig& config, const NamedTensors& ours, TensorKind kind) {
   const TensorShapes shapes = our_shapes(config);
   const HuggingfaceTable table = huggingface_table(config, shapes);
-  const auto found = checked("export", ours, shapes);
+  check_tensors("export", shapes_of(ours), shapes);
+  const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
   NamedTensors theirs;
   for (const HuggingfaceRow& row : table.rows) {
     const at::Tensor whole = together(row, those_of(row.ours, found));
@@ -156,26 +105,17 @@ NamedTensors to_huggingface(const ModelConfig& config, const NamedTensors& ours,
 NamedTensors from_huggingface(const ModelConfig& config, const NamedTensors& theirs) {
   const TensorShapes shapes = our_shapes(config);
   const HuggingfaceTable table = huggingface_table(config, shapes);
-  TensorShapes wanted;
-  for (const HuggingfaceRow& row : table.rows) {
-    for (const std::string& name : row.theirs) wanted[name] = their_shape(row, shapes);
-  }
-  NamedTensors parameters;
-  at::Tensor tied_head;
-  for (const auto& [name, tensor] : theirs) {
-    const std::string spelling = spelled(table, name);
-    if (config.tie_embeddings && spelling == table.head) {
-      tied_head = tensor;
-    } else if (!spelling.empty()) {
-      parameters.emplace_back(spelling, tensor);
-    }
-  }
-  const auto found = checked("import", parameters, wanted);
+  const HuggingfaceNames names = find_parameters(config, table, shapes, shapes_of(theirs));
+  const std::map<std::string, at::Tensor> in_file(theirs.begin(), theirs.end());
+  std::map<std::string, at::Tensor> found;
+  for (const auto& [name, of_file] : names.of_file) found.emplace(name, in_file.at(of_file));
   std::map<std::string, at::Tensor> ours;
   for (const HuggingfaceRow& row : table.rows) {
     take_apart(row, joined(those_of(row.theirs, found)), shapes, ours);
   }
-  if (tied_head.defined()) check_tied_head(table.head, tied_head, ours.at("embedding.token.weight"));
+  if (!names.tied_head.empty()) {
+    check_tied_head(table.head, in_file.at(names.tied_head), ours.at("embedding.token.weight"));
+  }
   NamedTensors ordered;
   const Model model(config);
   for (const Parameter* parameter : model.parameters()) {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/formats/huggingface/hf_rows.h"
 #include "caravan/nn/config.h"
 
 namespace caravan {
@@ -15,6 +16,9 @@ namespace caravan {
 enum class TensorKind : uint8_t { values, gradients };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// The shapes of the parameters of Model.
+TensorShapes our_shapes(const ModelConfig& config);
 
 /// Converts whole tensors of a Model from our names to the names and shapes of Hugging Face's transformers (GPT-2's
 /// matrices transposed, its query, key and value fused into c_attn; each expert's matrices as separate tensors), in

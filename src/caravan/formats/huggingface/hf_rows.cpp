@@ -1,9 +1,38 @@
 #include "caravan/formats/huggingface/hf_rows.h"
 
+#include <algorithm>
+#include <array>
+#include <set>
+
 #include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
 
 namespace caravan {
 namespace {
+
+/// Endings of tensors in older files that are not parameters.
+constexpr std::array<std::string_view, 5> kNotParameters{".attn.bias", ".attn.masked_bias", ".attention.bias",
+                                                         ".attention.masked_bias", ".rotary_emb.inv_freq"};
+
+/// For each Hugging Face tensor in the row.
+std::vector<int64_t> their_shape(const HuggingfaceRow& row, const TensorShapes& ours) {
+  std::vector<int64_t> shape = ours.at(row.ours.front());
+  for (size_t i = 1; i < row.ours.size(); ++i) shape[0] += ours.at(row.ours[i])[0];
+  shape[0] /= static_cast<int64_t>(row.theirs.size());
+  if (row.form == WeightColumn::Form::transposed) std::reverse(shape.begin(), shape.end());
+  shape[0] += row.unused_rows;
+  return shape;
+}
+
+/// Their name with the prefix, as in the table; "" for a tensor that is not a parameter.
+std::string spelled(const HuggingfaceTable& table, const std::string& name) {
+  if (std::any_of(kNotParameters.begin(), kNotParameters.end(), [&](auto end) { return name.ends_with(end); }))
+    return "";
+  if (name.starts_with(table.prefix) || name == table.head) return name;
+  return fmt::format("{}{}", table.prefix, name);
+}
 
 /// Their full name; a slash marks one outside the base model.
 std::string full_name(const std::string& name, const std::string& prefix) {
@@ -45,6 +74,79 @@ HuggingfaceTable huggingface_table(const ModelConfig& config, const TensorShapes
   }
   add(table.last, all.prefix, "");
   return all;
+}
+
+void check_tensors(std::string_view op, const NamedShapes& tensors, const TensorShapes& wanted) {
+  std::set<std::string> found;
+  std::vector<std::string> unexpected;
+  std::vector<std::string> missing;
+  std::vector<std::string> other_shape;
+  for (const auto& [name, shape] : tensors) {
+    const auto want = wanted.find(name);
+    if (want == wanted.end() || !found.insert(name).second) {
+      unexpected.push_back(name);
+    } else if (shape != want->second) {
+      other_shape.push_back(fmt::format("{} is [{}], not [{}]", name, join(shape), join(want->second)));
+    }
+  }
+  for (const auto& [name, shape] : wanted) {
+    if (!found.contains(name)) missing.push_back(name);
+  }
+  std::string fact;
+  const auto say = [&](std::string_view what, const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    fact += fmt::format("{}{} {}: {}", fact.empty() ? "" : "; ", names.size(), what, some_of(names, 8));
+  };
+  say("missing", missing);
+  say("unexpected", unexpected);
+  say("of a different shape", other_shape);
+  if (fact.empty()) return;
+  throw DataError({std::string(op), "tensors", fact, "", "use the weights of the model that config.json describes"});
+}
+
+HuggingfaceNames find_parameters(const ModelConfig& config, const HuggingfaceTable& table, const TensorShapes& ours,
+                                 const NamedShapes& theirs) {
+  TensorShapes wanted;
+  for (const HuggingfaceRow& row : table.rows) {
+    for (const std::string& name : row.theirs) wanted[name] = their_shape(row, ours);
+  }
+  HuggingfaceNames names;
+  NamedShapes parameters;
+  for (const auto& [name, shape] : theirs) {
+    const std::string spelling = spelled(table, name);
+    if (config.tie_embeddings && spelling == table.head) {
+      names.tied_head = name;
+    } else if (!spelling.empty()) {
+      parameters.emplace_back(spelling, shape);
+      names.of_file.emplace(spelling, name);
+    }
+  }
+  check_tensors("import", parameters, wanted);
+  return names;
+}
+
+std::vector<TheirRows> ranges_of(const HuggingfaceRow& row, const TensorShapes& ours, size_t part, int64_t begin,
+                                 int64_t rows) {
+  int64_t before = 0;
+  int64_t all = 0;
+  for (size_t i = 0; i < row.ours.size(); ++i) {
+    if (i == part) before = all;
+    all += ours.at(row.ours[i]).front();
+  }
+  // By head, each group has its share of the rows of every part.
+  const int64_t groups = row.form == WeightColumn::Form::by_head ? row.groups : 1;
+  const int64_t of_group = ours.at(row.ours[part]).front() / groups;
+  const int64_t of_tensor = all / static_cast<int64_t>(row.theirs.size());
+  std::vector<TheirRows> ranges;
+  for (int64_t to = 0; to < rows;) {
+    const int64_t group = (begin + to) / of_group;
+    const int64_t inside = (begin + to) % of_group;
+    const int64_t at = group * (all / groups) + before / groups + inside;
+    const int64_t count = std::min({rows - to, of_group - inside, of_tensor - at % of_tensor});
+    ranges.push_back({static_cast<size_t>(at / of_tensor), at % of_tensor, to, count});
+    to += count;
+  }
+  return ranges;
 }
 
 }  // namespace caravan

@@ -1,62 +1,19 @@
 #include "caravan/formats/huggingface/huggingface.h"
 
-#include <set>
-
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/json_reader.h"
 #include "caravan/base/system/file.h"
 #include "caravan/formats/safetensors/tensor_file.h"
-#include "caravan/module/finite.h"
+#include "caravan/models/model.h"
 
 namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
-
-const char* const kWeightIndex = "model.safetensors.index.json";
 
 [[noreturn]] void refuse(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"import", file.string(), fact, "", action});
-}
-
-/// The names of the weight files: one, or the shards that an index lists.
-std::set<std::string> weight_files(const fs::path& folder) {
-  std::error_code error;
-  if (fs::exists(folder / "model.safetensors", error)) return {"model.safetensors"};
-  const fs::path index = folder / kWeightIndex;
-  if (!fs::exists(index, error)) {
-    refuse(folder, "has no model.safetensors", "save it with model.save_pretrained(.., safe_serialization=True)");
-  }
-  const MappedFile file(index, "import");
-  check_json_depth(file.text(), index.string(), "import");
-  const json root = json::parse(file.text(), nullptr, false);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    refuse(index, "has no weight_map", "download the folder again");
-  }
-  std::set<std::string> names;
-  for (const auto& [tensor, name] : root["weight_map"].items()) {
-    const std::string text = name.is_string() ? name.get<std::string>() : "";
-    if (text.empty() || text.find('/') != std::string::npos)
-      refuse(index, tensor + " has no file name of this folder", "download the folder again");
-    names.insert(text);
-  }
-  return names;
-}
-
-NamedTensors read_weights(const fs::path& folder) {
-  NamedTensors weights;
-  for (const std::string& name : weight_files(folder)) {
-    const SafetensorsFile file(folder / name);
-    for (const auto& [tensor, entry] : file.tensors()) {
-      at::Tensor value = read_tensor(file, tensor);
-      weights.emplace_back(tensor, value.is_floating_point() ? value.to(at::kFloat) : value);
-    }
-  }
-  return weights;
 }
 
 /// Removes the shards of weights, model-NNNNN-of-NNNNN.safetensors, and their index.
@@ -66,7 +23,7 @@ void remove_shards(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
     const bool is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
-    if (is_shard || name == kWeightIndex) shards.push_back(entry.path());
+    if (is_shard || name == "model.safetensors.index.json") shards.push_back(entry.path());
   }
   for (const fs::path& shard : shards) {
     fs::remove(shard, error);
@@ -84,7 +41,7 @@ Tokenizer read_tokenizer(const fs::path& folder, const SpecialTokens& tokens) {
 
 }  // namespace
 
-HuggingFaceModel read_huggingface(const fs::path& folder) {
+HuggingfaceFolder open_huggingface(const fs::path& folder) {
   const fs::path config_file = folder / "config.json";
   const MappedFile json(config_file, "import");
   const ModelConfig config = parse_huggingface_config(json.text(), config_file.string());
@@ -96,13 +53,21 @@ HuggingFaceModel read_huggingface(const fs::path& folder) {
            fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
            "use the tokenizer.json that belongs to the model");
   }
-  NamedTensors parameters = from_huggingface(config, read_weights(folder));
-  for (const auto& [name, tensor] : parameters) {
-    if (!all_finite(tensor)) {
-      refuse(folder, name + " has values that are not finite", "use weights of a training that has not diverged");
-    }
+  HuggingfaceWeights weights(folder, config);
+  ContentHasher hasher;
+  hasher.update(json.text());
+  hasher.update(weights.fingerprint().hex());
+  return {config, std::move(tokenizer), std::move(text), std::move(weights), hasher.value()};
+}
+
+HuggingFaceModel read_huggingface(const fs::path& folder) {
+  HuggingfaceFolder from = open_huggingface(folder);
+  NamedTensors parameters;
+  const Model model(from.config);
+  for (const Parameter* parameter : model.parameters()) {
+    parameters.emplace_back(parameter->name(), from.weights.read(parameter->name()));
   }
-  return {config, std::move(parameters), std::move(tokenizer), std::move(text)};
+  return {from.config, std::move(parameters), std::move(from.tokenizer), std::move(from.text)};
 }
 
 void write_huggingface(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,

@@ -5,6 +5,7 @@
 #include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/formats/huggingface/hf_names.h"
 #include "caravan/formats/huggingface/text_settings.h"
+#include "caravan/formats/huggingface/weights.h"
 
 namespace caravan {
 
@@ -15,6 +16,18 @@ struct HuggingFaceModel {
   Tokenizer tokenizer;
   TextSettings text;
 };
+
+/// The same with the weights in their files.
+struct HuggingfaceFolder {
+  ModelConfig config;
+  Tokenizer tokenizer;
+  TextSettings text;
+  HuggingfaceWeights weights;
+  ContentHash identity;  ///< of config.json and weights.fingerprint()
+};
+
+/// Opens a folder as read_huggingface does, and reads no weights.
+HuggingfaceFolder open_huggingface(const std::filesystem::path& folder);
 
 /// Reads config.json, model.safetensors (or the shards of model.safetensors.index.json), tokenizer.json and the files
 /// of TextSettings, for a model type of architectures(). bf16 and fp16 weights become

@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
+#include "caravan/base/system/file.h"
 #include "caravan/engine/training_state.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
 #include "caravan/formats/huggingface/config_text.h"
@@ -15,27 +17,43 @@ namespace {
 
 namespace fs = std::filesystem;
 
-LoadedModel from_folder(const fs::path& folder, const Mesh& mesh) {
-  HuggingFaceModel read = read_huggingface(folder);
-  std::unique_ptr<Model> model = make_model(read.config);
-  model->materialise(mesh, {}, {.initialise = false});
-  const auto parameters = model->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->sharded().copy_(read.parameters[i].second);
-  return {std::move(model), std::move(read.tokenizer), std::move(read.text), folder.string()};
+StoredModel stored_folder(const fs::path& folder) {
+  HuggingfaceFolder read = open_huggingface(folder);
+  const auto weights = std::make_shared<HuggingfaceWeights>(std::move(read.weights));
+  return {.config = read.config,
+          .tokenizer = std::move(read.tokenizer),
+          .text = std::move(read.text),
+          .origin = folder.string(),
+          .identity = read.identity.hex(),
+          .verify = [](Communicator& /*world*/) {},
+          .read = [weights](const std::string& name, const std::vector<PieceBox>& boxes,
+                            const at::Tensor& out) { weights->read(name, boxes, out); }};
 }
 
-LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
-  CheckpointReader reader(folder);
+/// The tensors that a checkpoint of this model has.
+NamedShapes wanted_tensors(const CheckpointReader& reader, const ModelConfig& config) {
+  NamedShapes wanted;
+  const Model model(config);
+  for (const Parameter* parameter : model.parameters())
+    wanted.emplace_back(parameter->name(), parameter->global_shape());
+  for (const auto& [name, tensor] : reader.manifest().tensors) {
+    if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
+  }
+  return wanted;
+}
+
+StoredModel stored_checkpoint(const fs::path& folder) {
+  const auto reader = std::make_shared<CheckpointReader>(folder);
   const fs::path run = fs::absolute(folder).lexically_normal().parent_path();
   const fs::path beside = folder.filename().empty() ? run.parent_path() : run;
   const Tokenizer tokenizer = Tokenizer::load(beside / "tokenizer.json");
-  if (tokenizer.hash().hex() != reader.info().tokenizer_hash) {
+  if (tokenizer.hash().hex() != reader->info().tokenizer_hash) {
     throw DataError({"load", (beside / "tokenizer.json").string(), "is not the tokenizer the model was trained with",
                      folder.string(), "restore the file that the run wrote"});
   }
-  const ModelConfig config = parse_config_text(reader.info().model, folder.string());
+  const ModelConfig config = parse_config_text(reader->info().model, folder.string());
   int64_t stored = 0;
-  for (const auto& [name, tensor] : reader.manifest().tensors) {
+  for (const auto& [name, tensor] : reader->manifest().tensors) {
     for (const ManifestPiece& piece : tensor.pieces) stored += piece.box.num_elements();
   }
   if (config.num_parameters() > stored) {  // before names are created for the huge model of a damaged config
@@ -43,46 +61,61 @@ LoadedModel from_checkpoint(const fs::path& folder, const Mesh& mesh) {
                      fmt::format("holds {} numbers, but its model has {} parameters", stored, config.num_parameters()),
                      "", "use an older checkpoint of the same run"});
   }
-  std::unique_ptr<Model> model = make_model(config);
-  std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
-  for (const Parameter* parameter : model->parameters())
-    wanted.emplace_back(parameter->name(), parameter->global_shape());
-  for (const auto& [name, tensor] : reader.manifest().tensors) {
-    if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
-  }
-  reader.verify(mesh.world());
-  reader.check(wanted);
+  TextSettings text{parse_special_tokens(reader->info().model, folder.string()), read_text_files(beside)};
+  const auto read = [reader, origin = folder.string()](const std::string& name, const std::vector<PieceBox>& boxes,
+                                                       const at::Tensor& out) {
+    reader->read(name, boxes, out);
+    if (all_finite(out)) return;
+    throw DataError({"load", origin, name + " has values that are not finite", "",
+                     "use an earlier checkpoint of the run: its training has diverged"});
+  };
+  return {.config = config,
+          .tokenizer = tokenizer,
+          .text = std::move(text),
+          .origin = folder.string(),
+          .identity = content_hash(MappedFile(folder / kManifestName, "load").bytes()).hex(),
+          .verify =
+              [reader, config](Communicator& world) {
+                reader->verify(world);
+                reader->check(wanted_tensors(*reader, config));
+              },
+          .read = read};
+}
+
+LoadedModel filled(StoredModel stored, const Mesh& mesh) {
+  stored.verify(mesh.world());
+  std::unique_ptr<Model> model = make_model(stored.config);
   model->materialise(mesh, {}, {.initialise = false});
   for (const Parameter* parameter : model->parameters()) {
     const std::vector<int64_t>& shape = parameter->global_shape();
-    reader.read(parameter->name(), {std::vector<int64_t>(shape.size(), 0), shape}, parameter->sharded().detach());
+    const std::vector<int64_t> zeros(shape.size(), 0);
+    stored.read(parameter->name(), {{{zeros, shape}, zeros}}, parameter->sharded().detach());
   }
-  TextSettings text{parse_special_tokens(reader.info().model, folder.string()), read_text_files(beside)};
-  return {std::move(model), tokenizer, std::move(text), folder.string()};
+  return {std::move(model), std::move(stored.tokenizer), std::move(stored.text), stored.origin};
 }
 
-LoadedModel with_finite_weights(LoadedModel loaded) {
-  for (const Parameter* parameter : loaded.model->parameters()) {
-    if (all_finite(parameter->sharded())) continue;
-    throw DataError({"load", loaded.origin, parameter->name() + " has values that are not finite", "",
-                     "use an earlier checkpoint of the run: its training has diverged"});
-  }
-  return loaded;
+bool is_huggingface(const fs::path& source) {
+  std::error_code error;
+  return fs::exists(source / "config.json", error);
 }
 
 }  // namespace
 
+StoredModel open_model(const fs::path& source) {
+  return is_huggingface(source) ? stored_folder(source) : stored_checkpoint(find_checkpoint(source));
+}
+
 LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
   const at::NoGradGuard no_grad;
-  std::error_code error;
-  if (fs::exists(source / "config.json", error)) return from_folder(source, mesh);  // checks them itself
+  if (is_huggingface(source)) return filled(stored_folder(source), mesh);
   for (int attempt = 0;; ++attempt) {
     const fs::path folder = find_checkpoint(source);
     try {
-      return with_finite_weights(from_checkpoint(folder, mesh));
+      return filled(stored_checkpoint(folder), mesh);
     } catch (const DataError&) {
       // A running job may have pruned the checkpoint meanwhile, but then it has a newer one.
       constexpr int kMostAttempts = 10;
+      std::error_code error;
       if (attempt == kMostAttempts || fs::exists(folder, error)) throw;
     }
   }

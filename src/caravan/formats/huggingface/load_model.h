@@ -1,8 +1,10 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/formats/huggingface/text_settings.h"
@@ -11,11 +13,30 @@
 
 namespace caravan {
 
+/// A model on disk: a checkpoint, or a Hugging Face folder.
+struct StoredModel {
+  ModelConfig config;
+  Tokenizer tokenizer;
+  TextSettings text;
+  std::string origin;    ///< e.g. "runs/default-1/step_000500", for messages
+  std::string identity;  ///< equal on two ranks that opened the same model: hashes, see HuggingfaceWeights::fingerprint
+  /// Compares what is stored with its hashes, where it has some, and with the model. Every rank of the world calls it
+  /// before it uses what `read` gives. Throws DataError, on every rank for altered bytes.
+  std::function<void(Communicator& world)> verify;
+  /// Fills `out` with a piece of a parameter; reads no more than that from the files. Throws DataError for values that
+  /// are not finite.
+  std::function<void(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out)> read;
+};
+
+/// Opens a run folder (its newest checkpoint), a checkpoint or a Hugging Face folder, and reads no weights. Throws
+/// DataError for what is missing or damaged.
+StoredModel open_model(const std::filesystem::path& source);
+
 struct LoadedModel {
   std::unique_ptr<Model> model;
   Tokenizer tokenizer;
   TextSettings text;
-  std::string origin;  ///< e.g. "runs/default-1/step_000500", for messages
+  std::string origin;  ///< as in StoredModel
 };
 
 /// Loads a model for inference or export from a run folder (its newest checkpoint), a checkpoint or a Hugging Face

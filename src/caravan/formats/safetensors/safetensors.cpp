@@ -56,6 +56,10 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
       parse_safetensors_header(file_.text().substr(sizeof header_bytes, header_bytes), size - data_offset_, path_);
 }
 
+std::string_view SafetensorsFile::header_text() const noexcept {
+  return file_.text().substr(sizeof(uint64_t), data_offset_ - sizeof(uint64_t));
+}
+
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   const auto found = header_.tensors.find(name);
   if (found != header_.tensors.end()) return found->second;

@@ -49,6 +49,9 @@ class SafetensorsFile {
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::map<std::string, SafetensorsEntry>& tensors() const noexcept { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const noexcept { return header_.metadata; }
+  /// The text of the header, and the bytes of the file.
+  std::string_view header_text() const noexcept;
+  int64_t size_bytes() const noexcept { return static_cast<int64_t>(file_.bytes().size()); }
   bool has(const std::string& name) const { return header_.tensors.contains(name); }
 
   /// Throws DataError naming the nearest name if there is no tensor `name`.

@@ -10,6 +10,7 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/formats/safetensors/safetensors.h"
+#include "caravan/mesh/layout.h"
 
 namespace caravan {
 
@@ -19,5 +20,7 @@ void write_tensors(const std::filesystem::path& path, const std::vector<std::pai
 
 /// A copy of tensor `name` of `file`.
 at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name);
+/// A copy of a box of it, which lies in the tensor. Reads no other bytes of the mapping.
+at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name, const Box& box);
 
 }  // namespace caravan

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string_view>
 
 #include <ATen/core/grad_mode.h>
@@ -10,6 +11,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/comm/calls/same.h"
 #include "caravan/engine/engine.h"
 #include "caravan/engine/training_state.h"
@@ -50,6 +52,11 @@ void with_memory(Engine& engine, const LoadedPiece& own, const std::function<voi
   state.layout.write(state.values, *own.parameter, copy);
 }
 
+void hash_values(ContentHasher& hasher, const at::Tensor& values) {
+  const at::Tensor bytes = values.contiguous();
+  hasher.update(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
+}
+
 void check_same(const Mesh& mesh, const ContentHash& hash) {
   refuse_different_data(find_disagreement(mesh.world(), {{"train.init_from", hash.hex()}}, "weights"));
 }
@@ -80,14 +87,36 @@ void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource&
   }
 }
 
+/// Fills the pieces from a folder, each rank its own.
+void load_folder(Engine& engine, const InitSource& source) {
+  const Mesh& mesh = engine.mesh();
+  std::optional<HuggingfaceFolder> folder;
+  all_or_none(
+      mesh.world(), [&] { folder.emplace(open_huggingface(source.folder)); }, "weights");
+  // That all ranks have the same weights: config.json, what HuggingfaceWeights::fingerprint compares, and below every
+  // byte of the parameters that all ranks hold whole.
+  check_same(mesh, folder->identity);
+  ContentHasher hasher;
+  const auto fill = [&] {
+    for (const LoadedPiece& own : pieces_of(engine, source)) {
+      if (own.piece.tensor.numel() == 0) continue;
+      with_memory(engine, own, [&](const at::Tensor& to) {
+        folder->weights.read(own.piece.name, own.piece.boxes, to);
+        if (own.piece.num_replicas == mesh.size()) hash_values(hasher, to);
+      });
+    }
+  };
+  all_or_none(mesh.world(), fill, "weights");
+  check_same(mesh, hasher.value());
+}
+
 /// Fills the pieces from the whole tensors, which every rank has read.
 void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTensors& whole) {
   ContentHasher hasher;
   std::map<std::string_view, at::Tensor> tensors;
   for (const auto& [name, tensor] : whole) {
     tensors.emplace(name, tensor);
-    const at::Tensor bytes = tensor.contiguous();
-    hasher.update(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
+    hash_values(hasher, tensor);
   }
   check_same(engine.mesh(), hasher.value());
   for (const LoadedPiece& own : pieces) {
@@ -103,7 +132,7 @@ void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTen
 void load_weights(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const at::NoGradGuard no_grad;
   if (source.is_huggingface) {
-    fill(engine, pieces_of(engine, source), read_huggingface(source.folder).parameters);
+    load_folder(engine, source);
   } else {
     load_checkpoint(engine, model, source);
   }

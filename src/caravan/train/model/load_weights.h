@@ -9,8 +9,8 @@ class Engine;
 
 /// Fills the sharded parameters of `engine`, of a Model of this configuration, with the weights of `source`; takes as
 /// many learned positions as the model has. Adapters missing in `source` are left unchanged. Every rank calls it, with
-/// the same source. A checkpoint is read piece by piece; a Hugging Face folder is read whole by each rank. Throws
-/// DataError on every rank for weights that are missing, damaged, of another shape, or not the same on all ranks.
+/// the same source, and reads its own pieces. Throws DataError on every rank for weights that are missing, damaged, of
+/// another shape, or not the same on all ranks.
 void load_weights(Engine& engine, const ModelConfig& model, const InitSource& source);
 
 }  // namespace caravan

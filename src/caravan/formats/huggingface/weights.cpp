@@ -1,0 +1,161 @@
+#include "caravan/formats/huggingface/weights.h"
+
+#include <algorithm>
+#include <set>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "caravan/base/error.h"
+#include "caravan/base/json_reader.h"
+#include "caravan/formats/safetensors/tensor_file.h"
+#include "caravan/module/finite.h"
+#include "caravan/redistribute/piece.h"
+
+namespace caravan {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Bytes of fp32 values that are converted at a time.
+constexpr int64_t kBytesAtOnce = 8 << 20;
+constexpr size_t kHashedBytes = 256;
+
+const char* const kEmbedding = "embedding.token.weight";
+const char* const kTiedHeadDiffers = "differs from the embedding that it is tied to";
+const char* const kUntie = "set tie_word_embeddings to false in config.json";
+
+[[noreturn]] void refuse_weights(const fs::path& file, const std::string& fact, const std::string& action) {
+  throw DataError({"import", file.string(), fact, "", action});
+}
+
+/// The names of the weight files: one, or the shards that an index lists.
+std::set<std::string> weight_files(const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder / "model.safetensors", error)) return {"model.safetensors"};
+  const fs::path index = folder / "model.safetensors.index.json";
+  if (!fs::exists(index, error)) {
+    refuse_weights(folder, "has no model.safetensors",
+                   "save it with model.save_pretrained(.., safe_serialization=True)");
+  }
+  const MappedFile file(index, "import");
+  check_json_depth(file.text(), index.string(), "import");
+  const nlohmann::json root = nlohmann::json::parse(file.text(), nullptr, false);
+  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
+    refuse_weights(index, "has no weight_map", "download the folder again");
+  }
+  std::set<std::string> names;
+  for (const auto& [tensor, name] : root["weight_map"].items()) {
+    const std::string text = name.is_string() ? name.get<std::string>() : "";
+    if (text.empty() || text.find('/') != std::string::npos)
+      refuse_weights(index, tensor + " has no file name of this folder", "download the folder again");
+    names.insert(text);
+  }
+  return names;
+}
+
+}  // namespace
+
+HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig& config)
+    : folder_(folder), shapes_(our_shapes(config)), table_(huggingface_table(config, shapes_)) {
+  NamedShapes all;
+  std::map<std::string, size_t> file_of;
+  for (const std::string& name : weight_files(folder)) {
+    files_.emplace_back(folder / name);
+    for (const auto& [tensor, entry] : files_.back().tensors()) {
+      all.emplace_back(tensor, entry.shape);
+      file_of[tensor] = files_.size() - 1;
+    }
+  }
+  const HuggingfaceNames names = find_parameters(config, table_, shapes_, all);
+  for (const auto& [name, of_file] : names.of_file) places_[name] = {file_of.at(of_file), of_file};
+  if (!names.tied_head.empty()) {
+    tied_head_ = table_.head;
+    places_[tied_head_] = {file_of.at(names.tied_head), names.tied_head};
+    if (files_[places_[tied_head_].file].at(names.tied_head).shape != shapes_.at(kEmbedding)) {
+      throw DataError({"import", tied_head_, kTiedHeadDiffers, "", kUntie});
+    }
+  }
+  for (size_t i = 0; i < table_.rows.size(); ++i) {
+    const std::vector<std::string>& ours = table_.rows[i].ours;
+    for (size_t part = 0; part < ours.size(); ++part) of_ours_[ours[part]] = {i, part};
+  }
+}
+
+at::Tensor HuggingfaceWeights::take(const Place& place, const Box& box) {
+  at::Tensor values = read_tensor(files_[place.file], place.name, box);
+  bytes_read_ += static_cast<int64_t>(values.nbytes());
+  return values;
+}
+
+/// `box`: of the parameter; its rows are those of the range.
+void HuggingfaceWeights::fill(const std::string& name, const TheirRows& range, const Box& box, const at::Tensor& out) {
+  const HuggingfaceRow& row = table_.rows[of_ours_.at(name).first];
+  const bool is_transposed = row.form == WeightColumn::Form::transposed && box.size.size() == 2;
+  Box theirs = box;
+  theirs.offset.front() = range.begin;
+  if (is_transposed) {
+    std::swap(theirs.offset[0], theirs.offset[1]);
+    std::swap(theirs.size[0], theirs.size[1]);
+  }
+  theirs.offset.front() += row.unused_rows;
+  const at::Tensor values = take(places_.at(row.theirs[range.tensor]), theirs);
+  out.copy_(is_transposed ? values.t() : values);
+  if (row.offset != 0) out.add_(row.offset);
+  if (!all_finite(out)) {
+    refuse_weights(folder_, name + " has values that are not finite",
+                   "use weights of a training that has not diverged");
+  }
+  if (name == kEmbedding && !tied_head_.empty()) check_tied_head(theirs, out);
+}
+
+void HuggingfaceWeights::check_tied_head(const Box& theirs, const at::Tensor& embedding) {
+  if (at::equal(take(places_.at(tied_head_), theirs).to(embedding.scalar_type()), embedding)) return;
+  throw DataError({"import", tied_head_, kTiedHeadDiffers, "", kUntie});
+}
+
+void HuggingfaceWeights::read(const std::string& name, const Box& box, const at::Tensor& out) {
+  if (out.numel() == 0) return;
+  const auto [index, part] = of_ours_.at(name);
+  const HuggingfaceRow& row = table_.rows[index];
+  const int64_t row_bytes = out.numel() / out.size(0) * 4;
+  const int64_t most_rows = std::max<int64_t>(kBytesAtOnce / row_bytes, 1);
+  for (const TheirRows& range : ranges_of(row, shapes_, part, box.offset.front(), box.size.front())) {
+    for (int64_t done = 0; done < range.rows; done += most_rows) {
+      const TheirRows some{range.tensor, range.begin + done, range.to + done, std::min(most_rows, range.rows - done)};
+      Box rows = box;
+      rows.size.front() = some.rows;
+      fill(name, some, rows, out.narrow(0, some.to, some.rows));
+    }
+  }
+}
+
+void HuggingfaceWeights::read(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out) {
+  if (out.numel() == 0) return;
+  for (const PieceBox& box : boxes) read(name, box.global, part_of(out, box));
+}
+
+at::Tensor HuggingfaceWeights::read(const std::string& name) {
+  const std::vector<int64_t>& shape = shapes_.at(name);
+  at::Tensor whole = at::empty(shape, at::kFloat);
+  read(name, Box{std::vector<int64_t>(shape.size(), 0), shape}, whole);
+  return whole;
+}
+
+ContentHash HuggingfaceWeights::fingerprint() const {
+  ContentHasher hasher;
+  for (const SafetensorsFile& file : files_) {
+    hasher.update(file.path().filename().string());
+    hasher.update(static_cast<uint64_t>(file.size_bytes()));
+    hasher.update(file.header_text());
+    for (const auto& [name, entry] : file.tensors()) {
+      const std::span<const std::byte> bytes = file.bytes(name);
+      hasher.update(bytes.first(std::min(bytes.size(), kHashedBytes)));
+    }
+  }
+  return hasher.value();
+}
+
+}  // namespace caravan
