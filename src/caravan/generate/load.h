@@ -62,8 +62,8 @@ class LanguageModel {
 };
 
 /// Loads a Hugging Face folder, a run (its newest checkpoint) or a checkpoint over all ranks of `mesh`, of which only
-/// the number of ranks counts, and, if `options` sets nothing, its axes pp, ep and tp. Each rank reads its pieces of the
-/// weights from the files, and its memory never holds more than these and a part of one tensor.
+/// the number of ranks counts, and, if `options` sets nothing, its axes pp, ep and tp. Each rank reads its pieces of
+/// the weights from the files, and its memory never holds more than these and a part of one tensor.
 ///
 /// Every rank calls it with the same arguments. Throws, on every rank: DataError for what is missing, damaged or not
 /// finite; UsageError, naming the nearest valid choice, for ranks that cannot share the model so, and for ranks that

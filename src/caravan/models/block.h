@@ -10,8 +10,8 @@
 namespace caravan {
 
 /// One layer of a decoder, as config.arch says: x += attention(norm(x)); x += mlp(norm(x)), with norms before or after
-/// the branches or both, one after the other or in parallel. {stream, ..} -> {stream, ..}: the other inputs (labels) pass
-/// through, so that blocks can be chained.
+/// the branches or both, one after the other or in parallel. {stream, ..} -> {stream, ..}: the other inputs (labels)
+/// pass through, so that blocks can be chained.
 ///
 /// Modules: "attention_norm", "attention", "attention_post_norm", "mlp_norm", "mlp", "mlp_post_norm", as far as the
 /// architecture has them.

@@ -23,8 +23,9 @@ class BlockList final : public Module {
   std::vector<Module*> list_;
 };
 
-/// A decoder for next-token prediction, as its config's architecture says. run({ids}) -> {logits [batch, sequence, vocabulary]};
-/// run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel for none.
+/// A decoder for next-token prediction, as its config's architecture says. run({ids}) -> {logits [batch, sequence,
+/// vocabulary]}; run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted),
+/// kIgnoredLabel for none.
 ///
 /// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them in order runs the model (labels pass
 /// through to the head, or are given only to it). Not thread-safe.

@@ -29,7 +29,8 @@ enum class QkNorm : uint8_t {
 enum class Activation : uint8_t { gelu_tanh, gelu, relu, silu };
 
 /// What the layers of a decoder compute, apart from sizes and numbers, which are in ModelConfig. The rows of
-/// formats/huggingface/architectures name the combinations that there are models of; others can be trained, but not exported.
+/// formats/huggingface/architectures name the combinations that there are models of; others can be trained, but not
+/// exported.
 struct Architecture {
   std::string name = "gpt2";  ///< the row that it started from
   NormKind norm = NormKind::layer;

@@ -111,7 +111,8 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-/// The model with all defaults resolved and unused settings at their defaults: of two that compute the same, equal ones.
+/// The model with all defaults resolved and unused settings at their defaults: of two that compute the same, equal
+/// ones.
 ModelConfig resolved(ModelConfig config);
 
 /// The first layers of the model.

@@ -49,8 +49,8 @@ class PositionEmbedding final : public Layer {
 };
 
 /// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows, scaled
-/// or not, learned positions, norm, dropout, as config.arch says. Throws UsageError if a position is outside the model's
-/// context.
+/// or not, learned positions, norm, dropout, as config.arch says. Throws UsageError if a position is outside the
+/// model's context.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);

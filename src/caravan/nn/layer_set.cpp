@@ -56,8 +56,7 @@ LayerSet LayerSet::parse(std::string_view text) {
     begin = end + 1;
   }
   std::ranges::sort(set.listed_);
-  const auto repeated = std::ranges::unique(set.listed_);
-  set.listed_.erase(repeated.begin(), repeated.end());
+  set.listed_.erase(std::unique(set.listed_.begin(), set.listed_.end()), set.listed_.end());
   return set;
 }
 

@@ -219,8 +219,8 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
 
 namespace {
 
-/// One of the two layers is of each kind that the model has; windows are shorter than the context, and texts longer than
-/// the context before the scaling of positions.
+/// One of the two layers is of each kind that the model has; windows are shorter than the context, and texts longer
+/// than the context before the scaling of positions.
 void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
   const auto shrink = [&](LayerSet& set) {
     if (!set.empty()) set = LayerSet::every(2);

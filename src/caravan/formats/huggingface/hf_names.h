@@ -24,8 +24,8 @@ TensorShapes our_shapes(const ModelConfig& config);
 /// matrices transposed, its query, key and value fused into c_attn; each expert's matrices as separate tensors), in
 /// forward order. A tied head has no tensor. The names are those of files: transformers 5 fuses experts in memory.
 ///
-/// Works for parameters, and as gradients for gradients and moments, of any dtype and for meta tensors. Tensors that keep their shape, and
-/// experts, share the memory of ours; others are new and contiguous.
+/// Works for parameters, and as gradients for gradients and moments, of any dtype and for meta tensors. Tensors that
+/// keep their shape, and experts, share the memory of ours; others are new and contiguous.
 /// Throws DataError listing tensors that are missing, unexpected, or of a different shape; UsageError for a model that
 /// transformers does not have (architecture_of).
 NamedTensors to_huggingface(const ModelConfig& config, const NamedTensors& ours, TensorKind kind = TensorKind::values);

@@ -15,8 +15,8 @@ namespace caravan {
 using TensorShapes = std::map<std::string, std::vector<int64_t>>;  ///< by name
 using NamedShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-/// A WeightColumn of one layer of one model: tensors of a Hugging Face file and of Model with the same elements. Theirs,
-/// concatenated on dim 0, equal ours put together by the form. At least one of the lists has a single name.
+/// A WeightColumn of one layer of one model: tensors of a Hugging Face file and of Model with the same elements.
+/// Theirs, concatenated on dim 0, equal ours put together by the form. At least one of the lists has a single name.
 struct HuggingfaceRow {
   std::vector<std::string> theirs;  ///< all of one shape
   std::vector<std::string> ours;

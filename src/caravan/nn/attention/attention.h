@@ -13,9 +13,9 @@
 
 namespace caravan {
 
-/// softmax(scores of q and k, causal or within a window) v: {q, k, v}, each [batch, positions, heads, width] -> {[batch, positions,
-/// heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate module, so that hooks
-/// around it can exchange sequence for heads, gather keys, or cache earlier ones.
+/// softmax(scores of q and k, causal or within a window) v: {q, k, v}, each [batch, positions, heads, width] ->
+/// {[batch, positions, heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate
+/// module, so that hooks around it can exchange sequence for heads, gather keys, or cache earlier ones.
 ///
 ///   {q, k, v}         all positions of the sequence, in order
 ///   {q, k, v, order}  other queries than keys: order[i], int64, is the index of query i's own key among the keys; it
@@ -51,8 +51,8 @@ class AttentionCore final : public Module {
 };
 
 /// Causal self-attention. Query, key and value have separate weights, which may be split on dim 0 by whole heads; the
-/// number of local heads follows from their outputs. Queries and keys may pass through norms (QkNorm), and are rotated by
-/// their positions where the layer has a table of angles.
+/// number of local heads follows from their outputs. Queries and keys may pass through norms (QkNorm), and are rotated
+/// by their positions where the layer has a table of angles.
 class Attention final : public Layer {
  public:
   /// `rope`: null if the layer does not rotate.

@@ -27,8 +27,8 @@ class RopeTable {
 
   const RopeSettings& settings() const noexcept { return settings_; }
   /// The angles of `positions`, int64 of any shape; undefined: 0, 1, .. up to `count`, which also bounds positions on
-  /// the meta device. For tensors like `x`. `length`: of the sequence, on which some frequencies depend, and which ranks
-  /// that have pieces of it agree on; 0: up to the largest position. Throws DataError for a negative position.
+  /// the meta device. For tensors like `x`. `length`: of the sequence, on which some frequencies depend, and which
+  /// ranks that have pieces of it agree on; 0: up to the largest position. Throws DataError for a negative position.
   RopeAngles angles(const at::Tensor& positions, int64_t count, const at::Tensor& x, int64_t length = 0);
 
  private:

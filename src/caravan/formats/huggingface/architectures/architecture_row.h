@@ -44,8 +44,8 @@ struct WeightTable {
   std::vector<WeightColumn> last;
 };
 
-/// One architecture: what it computes, and how transformers' files write it. A row is data: the interpreter (Model), the
-/// plans of techniques, costs, import and export read it. docs/models.md lists the rows.
+/// One architecture: what it computes, and how transformers' files write it. A row is data: the interpreter (Model),
+/// the plans of techniques, costs, import and export read it. docs/models.md lists the rows.
 struct ArchitectureRow {
   std::string name;         ///< model.kind of recipes, model_type of config.json
   std::string their_class;  ///< "LlamaForCausalLM"
