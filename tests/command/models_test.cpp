@@ -192,7 +192,7 @@ TEST_F(ModelsTest, TextSettingsOfAnImportedModelAreKeptAndUsed) {
   config["pad_token_id"] = 66;
   file("run/huggingface/config.json", config.dump());
   const std::string generation =
-      R"({"do_sample": false, "min_p": 0.1, "eos_token_id": [255, )" + std::to_string(end) + "]}";
+      R"({"do_sample": false, "num_beams": 4, "eos_token_id": [255, )" + std::to_string(end) + "]}";
   file("run/huggingface/generation_config.json", generation);
   file("run/huggingface/chat_template.jinja", "{{ messages }}");
 
@@ -215,7 +215,7 @@ TEST_F(ModelsTest, TextSettingsOfAnImportedModelAreKeptAndUsed) {
     const Words words{"generate", source, "--prompt", "The whale", "--tokens", "24"};
     const Result result = caravan(words);
     EXPECT_EQ(result.out, "The whale" + text.substr(0, first) + "\n") << source;
-    EXPECT_THAT(result.err, HasSubstr("not used from generation_config.json: min_p = 0.1"));
+    EXPECT_THAT(result.err, HasSubstr("not used from generation_config.json: num_beams = 4"));
     Words drawn = words;
     drawn.insert(drawn.end(), {"--temperature", "5"});
     EXPECT_NE(caravan(drawn).out, result.out) << "the command line comes first";

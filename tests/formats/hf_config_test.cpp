@@ -279,7 +279,7 @@ TEST(HuggingfaceConfig, specialTokensComeBack) {
 TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   const GenerationConfig full = parse_generation_config(
       R"({"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0, "do_sample": true, "temperature": 0.6,
-          "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.0, "typical_p": 1.0,
+          "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.05, "typical_p": 0.8,
           "no_repeat_ngram_size": 0, "stop_strings": ["x"], "max_new_tokens": 9, "transformers_version": "5"})",
       "generation_config.json");
   EXPECT_EQ(full.begin, 1);
@@ -289,13 +289,15 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   EXPECT_EQ(full.top_k, 7);
   EXPECT_EQ(full.top_p, 0.9);
   EXPECT_EQ(full.ignored, (std::vector<std::string>{"num_beams = 4"}));
+  EXPECT_EQ(full.min_p, 0.05);
+  EXPECT_EQ(full.typical_p, 0.8);
   EXPECT_EQ(full.repetition_penalty, 1.1);
   EXPECT_EQ(full.stop_strings, std::vector<std::string>{"x"});
   EXPECT_EQ(parse_generation_config(R"({"stop_strings": "a\nb"})", "g.json").stop_strings,
             std::vector<std::string>{"a\nb"});
 
   const GenerationConfig none = parse_generation_config(R"({"eos_token_id": null, "top_k": null})", "g.json");
-  EXPECT_FALSE(none.end || none.begin || none.do_sample || none.temperature || none.top_k || none.top_p);
+  EXPECT_FALSE(none.end || none.begin || none.do_sample || none.temperature || none.top_k || none.top_p || none.min_p);
   EXPECT_TRUE(none.ignored.empty());
   EXPECT_EQ(parse_generation_config(R"({"eos_token_id": 4})", "g.json").end, std::vector<int64_t>{4});
 

@@ -42,6 +42,17 @@ constexpr double kUsual = 20.5;
 const std::vector<double> kProbabilities{0.05, 0.4, 0.1, 0.25, 0.05, 0.15};
 at::Tensor logits() { return at::tensor(kProbabilities, at::kDouble).log().add(3); }
 
+/// The probability of each id.
+std::vector<double> probabilities(const at::Tensor& logits, const SamplingOptions& options,
+                                  const std::vector<int64_t>& text = {}, size_t num_made = 0) {
+  std::vector<double> all(static_cast<size_t>(logits.numel()));
+  double total = 0;
+  const std::vector<Candidate> kept = candidates(logits, options, text, num_made);
+  for (const Candidate& one : kept) total += one.weight;
+  for (const Candidate& one : kept) all[static_cast<size_t>(one.id)] = one.weight / total;
+  return all;
+}
+
 std::vector<double> normalised(std::vector<double> weights) {
   double total = 0;
   for (const double w : weights) total += w;
@@ -149,6 +160,75 @@ TEST(Sampling, RefusesInvalidOptionsAndLogits) {
     EXPECT_NE(message_of<NumericsError>([&] { sample_token(at::tensor({1.0, bad, 2.0}), {}, 0); }), "");
   }
   EXPECT_NE(message_of<NumericsError>([&] { sample_token(at::full({3}, -INFINITY), {}, 0); }), "");
+}
+
+/// Computed by the processors of transformers 5.24, in the order of its generate().
+TEST(Sampling, FiltersAndPenaltiesKeepWhatThoseOfTransformersKeep) {
+  const at::Tensor logits = at::tensor({1.5, -0.3, 2.1, 0.4, 0.9, -2.2, 1.9, 0.0});
+  const std::vector<int64_t> text{2, 6, 2};
+  struct Case {
+    SamplingOptions options;
+    std::vector<double> wanted;
+  };
+  const std::vector<Case> cases{
+      {{.temperature = 1, .top_k = 0, .min_p = 0.3}, {0.205645, 0, 0.374709, 0, 0.112860, 0, 0.306786, 0}},
+      {{.temperature = 2, .top_k = 0, .min_p = 0.3},
+       {0.173371, 0.070488, 0.234027, 0.100027, 0.128437, 0, 0.211756, 0.081895}},
+      {{.temperature = 1, .top_k = 0, .min_p = 1}, {0, 0, 1, 0, 0, 0, 0, 0}},
+      {{.temperature = 1, .top_k = 0, .typical_p = 0.5}, {0.231806, 0, 0.422379, 0, 0, 0, 0.345815, 0}},
+      {{.temperature = 1, .top_k = 0, .typical_p = 0.2}, {0.401312, 0, 0, 0, 0, 0, 0.598688, 0}},
+      {{.temperature = 0.7, .top_k = 0, .typical_p = 0.9}, {0.180129, 0, 0.424459, 0, 0.076442, 0, 0.318971, 0}},
+      {{.temperature = 1.7, .top_k = 7, .top_p = 0.95, .min_p = 0.2, .typical_p = 0.6},
+       {0.227731, 0, 0.324117, 0, 0.160008, 0, 0.288144, 0}},
+      {{.temperature = 1.7,
+        .top_k = 6,
+        .top_p = 0.9,
+        .min_p = 0.1,
+        .typical_p = 0.8,
+        .repetition_penalty = 1.3,
+        .logit_bias = {{4, 1.25}, {0, -0.75}}},
+       {0.154751, 0, 0.257461, 0, 0.352604, 0, 0.235184, 0}}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::vector<double> found = probabilities(logits, cases[i].options, text);
+    for (size_t id = 0; id < found.size(); ++id) {
+      EXPECT_NEAR(found[id], cases[i].wanted[id], 1e-6) << "case " << i << ", id " << id;  // they are fp32
+    }
+  }
+}
+
+/// mu[j] - c[j] * frequency - (c[j] > 0) * presence, with c of the generated tokens alone.
+TEST(Sampling, FrequencyAndPresencePenaltiesCountWhatWasGenerated) {
+  const at::Tensor logits = at::tensor({1.5, -0.3, 2.1, 0.4});
+  const std::vector<int64_t> text{3, 2, 0, 2};  // a prompt of one token
+  const SamplingOptions options{.temperature = 1, .top_k = 0, .frequency_penalty = 0.5, .presence_penalty = 0.25};
+  const auto wanted = at::tensor({1.5 - 0.75, -0.3, 2.1 - 1.25, 0.4}, at::kDouble).softmax(0);
+  const std::vector<double> found = probabilities(logits, options, text, 3);
+  for (size_t id = 0; id < 4; ++id) EXPECT_NEAR(found[id], wanted[static_cast<int64_t>(id)].item<double>(), 1e-6);
+  EXPECT_EQ(sample_token(logits, {.temperature = 0, .frequency_penalty = 2}, 5, text, 3), 3);
+  EXPECT_EQ(sample_token(logits, {.temperature = 0, .frequency_penalty = 2}, 5, text), 2);
+}
+
+TEST(Sampling, LogProbabilitiesAreTheLogSoftmax) {
+  const at::Tensor logits = at::tensor({1.5, -0.3, 2.1, 0.4, 0.9, -2.2, 1.9, 0.0});
+  EXPECT_NEAR(log_probability(logits, 2), -1.124333143, 1e-6);
+  EXPECT_NEAR(log_probability(logits.add(500), 5), -5.424333572, 1e-4);  // fp32 at 500 has 3e-5
+}
+
+TEST(Sampling, NewOptionsOutOfRangeAreRefused) {
+  const at::Tensor two = at::tensor({1.0, 2.0});
+  const std::vector<std::pair<SamplingOptions, const char*>> wrong{{{.min_p = -0.1}, "min_p"},
+                                                                   {{.min_p = 1.5}, "min_p"},
+                                                                   {{.typical_p = 0}, "typical_p"},
+                                                                   {{.frequency_penalty = 2.5}, "frequency_penalty"},
+                                                                   {{.presence_penalty = NAN}, "presence_penalty"},
+                                                                   {{.logit_bias = {{0, 101}}}, "logit_bias"}};
+  for (const auto& [options, name] : wrong) {
+    EXPECT_THAT(message_of<UsageError>([options = options] { options.validate(); }), HasSubstr(name));
+  }
+  EXPECT_THAT(message_of<UsageError>([&] {
+                sample_token(two, {.logit_bias = {{2, 1}}}, 0);
+              }),
+              HasSubstr("token 2 is not among 2"));
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -29,15 +31,51 @@ SamplingOptions sampling_options(const GenerateArguments& arguments, const Gener
       .temperature = model.temperature.value_or(model_samples ? 1.0 : ours.temperature),
       .top_k = model.top_k.value_or(model_samples ? 50 : ours.top_k),
       .top_p = model.top_p.value_or(model_samples ? 1.0 : ours.top_p),
+      .min_p = arguments.min_p.value_or(model.min_p.value_or(0.0)),
+      .typical_p = arguments.typical_p.value_or(model.typical_p.value_or(1.0)),
       .repetition_penalty = arguments.repetition_penalty.value_or(model.repetition_penalty.value_or(1.0)),
+      .frequency_penalty = arguments.frequency_penalty,
+      .presence_penalty = arguments.presence_penalty,
       .seed = arguments.seed,
   };
-  const bool asks_for_sampling = arguments.temperature || arguments.top_k || arguments.top_p;
+  const bool asks_for_sampling =
+      arguments.temperature || arguments.top_k || arguments.top_p || arguments.min_p || arguments.typical_p;
   if (model.do_sample == false && !asks_for_sampling) sampling.temperature = 0;
   if (arguments.temperature) sampling.temperature = *arguments.temperature;
   if (arguments.top_k) sampling.top_k = *arguments.top_k;
   if (arguments.top_p) sampling.top_p = *arguments.top_p;
   return sampling;
+}
+
+/// TOKEN=VALUE, each: an id, or a text that is one token.
+std::vector<std::pair<int64_t, double>> logit_bias(const std::vector<std::string>& pairs, const Tokenizer& tokenizer,
+                                                   int64_t vocabulary) {
+  std::vector<std::pair<int64_t, double>> bias;
+  for (const std::string& pair : pairs) {
+    const auto refuse = [&](const std::string& fact, const std::string& action) {
+      throw UsageError({"generate", "--logit-bias", fmt::format("'{}' {}", pair, fact), "", action});
+    };
+    const size_t equals = pair.rfind('=');
+    const std::string token = pair.substr(0, equals);
+    const std::string number = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    char* end = nullptr;
+    const double value = std::strtod(number.c_str(), &end);
+    if (token.empty() || number.empty() || *end != '\0') refuse("is not TOKEN=VALUE", "write --logit-bias '42=-100'");
+    int64_t id = 0;
+    const char* last = token.data() + token.size();
+    if (const auto parsed = std::from_chars(token.data(), last, id); parsed.ec != std::errc() || parsed.ptr != last) {
+      const std::vector<int32_t> ids = tokenizer.encode(token, true);
+      if (ids.size() != 1) {
+        refuse(fmt::format("has a text of {} tokens", ids.size()), "give a text of one token, or the id of a token");
+      }
+      id = ids.front();
+    }
+    if (id < 0 || id >= vocabulary) {
+      refuse(fmt::format("names a token that is not among {}", vocabulary), fmt::format("use 0 to {}", vocabulary - 1));
+    }
+    bias.emplace_back(id, value);
+  }
+  return bias;
 }
 
 /// Refuses what the model's folder cannot change before the model is loaded.
@@ -90,6 +128,7 @@ bool put_json(Output& output, Generator& generator, const ContinuationOptions& o
                                     {"sample", sample},
                                     {"text", text},
                                     {"tokens", made.num_tokens},
+                                    {"log_probabilities", made.log_probabilities},
                                     {"stopped", name_of(made.ending)}};
   output.put(line.dump() + "\n");
   return made.ending != Ending::not_shown;
@@ -152,9 +191,11 @@ int generate(const GenerateArguments& arguments) {
   for (const std::string& prompt : prompts) {
     if (!arguments.truncate) check_prompt(prompt, model.tokenizer(), model.config().context);
   }
-  const ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
-                                    .sampling = sampling_options(arguments, settings),
-                                    .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop};
+  ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
+                              .sampling = sampling_options(arguments, settings),
+                              .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop};
+  options.sampling.logit_bias = logit_bias(arguments.logit_bias, model.tokenizer(), model.config().vocabulary);
+  options.sampling.validate();
   continue_prompts(arguments, model, prompts, options, Output(world->rank() == 0));
   return 0;
 }

@@ -37,8 +37,23 @@ void add_generate(CLI::App& app, CommandLine& line) {
   command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
   command->add_option("--top-p", generate.top_p,
                       "sample from the most likely tokens that reach this total probability");
+  command->add_option("--min-p", generate.min_p,
+                      "sample from tokens of at least this times the largest probability; 0: from all");
+  command->add_option("--typical-p", generate.typical_p,
+                      "sample from the tokens of usual surprise that reach this total probability; 1: from all");
   command->add_option("--repetition-penalty", generate.repetition_penalty,
                       "makes tokens that occurred less likely; 1: no penalty");
+  command->add_option("--frequency-penalty", generate.frequency_penalty,
+                      "subtracted from a token's logit for each time it was generated, -2 to 2");
+  command->add_option("--presence-penalty", generate.presence_penalty,
+                      "subtracted from the logit of a token that was generated, -2 to 2");
+  command
+      ->add_option("--logit-bias", generate.logit_bias,
+                   "TOKEN=VALUE adds VALUE, -100 to 100, to the logit of a token, given by id or text; may be given "
+                   "several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->check(not_empty());
   command->add_option("--stop", generate.stop, "end before this text; may be given several times")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)

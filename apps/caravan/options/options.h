@@ -46,7 +46,12 @@ struct GenerateArguments {
   std::optional<double> temperature;
   std::optional<int64_t> top_k;
   std::optional<double> top_p;
+  std::optional<double> min_p;
+  std::optional<double> typical_p;
   std::optional<double> repetition_penalty;
+  double frequency_penalty = 0;
+  double presence_penalty = 0;
+  std::vector<std::string> logit_bias;  ///< "TOKEN=VALUE", the token by its id or its text
   std::vector<std::string> stop;
   uint64_t seed = 0;
   bool json = false;

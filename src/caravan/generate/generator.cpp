@@ -65,17 +65,25 @@ Continuation Generator::run(const ContinuationOptions& options, const Show& show
   bool is_shown = true;
   for (; made.num_tokens < options.num_tokens; ++made.num_tokens) {
     const TextModel::Choice choice = choose(options.sampling, !is_shown);
-    if (choice.stops) return {made.num_tokens, Ending::not_shown};
+    if (choice.stops) {
+      made.ending = Ending::not_shown;
+      return made;
+    }
     if (std::ranges::find(special_.end, choice.token) != special_.end.end()) {
       made.ending = Ending::end_token;
       break;
     }
     ids_.push_back(choice.token);
+    made.log_probabilities.push_back(choice.log_probability);
     // A model's embedding may be padded past the tokenizer's last id.
     if (choice.token < tokenizer_.vocab_size()) {
       is_shown = show(stop.put(text.put(static_cast<int32_t>(choice.token))));
     }
-    if (stop.found()) return {made.num_tokens + 1, Ending::stop_string};
+    if (stop.found()) {
+      ++made.num_tokens;
+      made.ending = Ending::stop_string;
+      return made;
+    }
   }
   if (is_shown) show(stop.put(text.finish()) + stop.finish());
   if (stop.found()) made.ending = Ending::stop_string;
@@ -127,7 +135,9 @@ TextModel::Choice Generator::choose(const SamplingOptions& sampling, bool stops)
   const at::Tensor logits = next_logits();
   TextModel::Choice choice{.stops = stops};
   if (logits.defined()) {
-    choice.token = sample_token(logits.select(0, 0).select(0, 0), sampling, static_cast<int64_t>(ids_.size()), ids_);
+    const at::Tensor row = logits.select(0, 0).select(0, 0);
+    choice.token = sample_token(row, sampling, static_cast<int64_t>(ids_.size()), ids_, ids_.size() - prompt_.size());
+    choice.log_probability = log_probability(row, choice.token);
   }
   return model_.agree(choice);
 }

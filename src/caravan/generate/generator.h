@@ -35,6 +35,7 @@ enum class Ending : uint8_t {
 struct Continuation {
   int64_t num_tokens = 0;  ///< generated, including those of a stop string, without the end token
   Ending ending = Ending::length;
+  std::vector<double> log_probabilities{};  ///< of each of these tokens: log-softmax of the model's own logits
 };
 
 /// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -27,6 +27,51 @@ std::vector<int64_t> likeliest(const std::vector<float>& logits, int64_t kept) {
   return ids;
 }
 
+double total_of(const std::vector<Candidate>& all) {
+  return std::accumulate(all.begin(), all.end(), 0.0,
+                         [](double sum, const Candidate& one) { return sum + one.weight; });
+}
+
+void add_bias(std::vector<float>& logits, const SamplingOptions& options) {
+  for (const auto& [id, bias] : options.logit_bias) {
+    if (id < 0 || id >= static_cast<int64_t>(logits.size())) {
+      throw UsageError({"generate", "logit_bias", fmt::format("token {} is not among {}", id, logits.size()), "",
+                        fmt::format("use 0 to {}", logits.size() - 1)});
+    }
+    logits[static_cast<size_t>(id)] += static_cast<float>(bias);
+  }
+}
+
+void subtract_penalties(std::vector<float>& logits, const SamplingOptions& options, std::span<const int64_t> made) {
+  if (options.frequency_penalty == 0 && options.presence_penalty == 0) return;
+  std::map<int64_t, int64_t> counts;
+  for (const int64_t id : made) ++counts[id];
+  for (const auto& [id, count] : counts) {
+    logits[static_cast<size_t>(id)] -=
+        static_cast<float>(static_cast<double>(count) * options.frequency_penalty + options.presence_penalty);
+  }
+}
+
+/// Keeps the tokens whose -log p is closest to its mean, until their probabilities reach `mass`, and those that are
+/// equally close; in their order.
+void keep_typical(std::vector<Candidate>& all, double mass) {
+  const double total = total_of(all);
+  std::vector<std::pair<double, double>> apart;  // distance, probability
+  double entropy = 0;
+  for (const Candidate& one : all) {
+    const double p = one.weight / total;
+    if (p > 0) entropy -= p * std::log(p);
+  }
+  const auto distance = [&](const Candidate& one) { return std::abs(-std::log(one.weight / total) - entropy); };
+  for (const Candidate& one : all) apart.emplace_back(distance(one), one.weight / total);
+  std::ranges::stable_sort(apart, {}, &std::pair<double, double>::first);
+  double sum = 0;
+  size_t count = 0;  // of those that stay below the mass; the next one reaches it
+  while (count + 1 < apart.size() && (sum += apart[count].second) < mass) ++count;
+  const double most = apart[count].first;
+  std::erase_if(all, [&](const Candidate& one) { return distance(one) > most; });
+}
+
 }  // namespace
 
 void SamplingOptions::validate() const {
@@ -36,6 +81,15 @@ void SamplingOptions::validate() const {
   if (!(temperature >= 0) || temperature > 100) refuse("temperature", temperature, "choose a value from 0 to 100");
   if (top_k < 0) refuse("top_k", static_cast<double>(top_k), "choose 1 or more, or 0 for all tokens");
   if (!(top_p > 0) || top_p > 1) refuse("top_p", top_p, "choose a value above 0, up to 1");
+  if (!(min_p >= 0) || min_p > 1) refuse("min_p", min_p, "choose a value from 0 to 1; 0: all tokens");
+  if (!(typical_p > 0) || typical_p > 1) refuse("typical_p", typical_p, "choose a value above 0, up to 1: all tokens");
+  for (const auto& [key, value] :
+       {std::pair{"frequency_penalty", frequency_penalty}, {"presence_penalty", presence_penalty}}) {
+    if (!(std::abs(value) <= 2)) refuse(key, value, "choose a value from -2 to 2; 0: no penalty");
+  }
+  for (const auto& [id, bias] : logit_bias) {
+    if (!(std::abs(bias) <= 100)) refuse("logit_bias", bias, "choose a value from -100 to 100");
+  }
   // Beyond these a logit may leave the range of fp32.
   if (!(repetition_penalty >= 1e-3) || repetition_penalty > 1e3)
     refuse("repetition_penalty", repetition_penalty, "choose a value from 0.001 to 1000; 1: no penalty");
@@ -59,8 +113,8 @@ void apply_repetition_penalty(std::span<float> logits, std::span<const int64_t> 
   }
 }
 
-int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index,
-                     std::span<const int64_t> text_ids) {
+std::vector<Candidate> candidates(const at::Tensor& logits, const SamplingOptions& options,
+                                  std::span<const int64_t> text_ids, size_t num_made) {
   const at::Tensor row = logits.to(at::kFloat).contiguous();
   std::vector<float> values(row.const_data_ptr<float>(), row.const_data_ptr<float>() + row.numel());
   const auto size = static_cast<int64_t>(values.size());
@@ -68,28 +122,48 @@ int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, i
   if (!has_order || !std::isfinite(*std::max_element(values.begin(), values.end()))) {
     throw NumericsError({"generate", "logits", "are not finite", "", "use an earlier checkpoint of the model"});
   }
+  add_bias(values, options);
   apply_repetition_penalty(values, text_ids, options.repetition_penalty);
-  if (options.temperature == 0) return likeliest(values, 1).front();
+  subtract_penalties(values, options, text_ids.last(num_made));
+  if (options.temperature == 0) return {{likeliest(values, 1).front(), 1.0}};
 
-  const std::vector<int64_t> ids = likeliest(values, options.top_k > 0 ? std::min(options.top_k, size) : size);
-  std::vector<double> weights;
-  const double largest = values[static_cast<size_t>(ids.front())];
-  for (const int64_t id : ids) {
-    weights.push_back(std::exp((values[static_cast<size_t>(id)] - largest) / options.temperature));
+  std::vector<Candidate> kept;
+  for (const int64_t id : likeliest(values, options.top_k > 0 ? std::min(options.top_k, size) : size)) {
+    kept.push_back({id, values[static_cast<size_t>(id)]});
   }
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  double kept = 0;
+  const double largest = kept.front().weight;
+  for (Candidate& one : kept) one.weight = std::exp((one.weight - largest) / options.temperature);
+  const double total = total_of(kept);
+  double sum = 0;
   size_t count = 0;
-  while (count < weights.size() && (count == 0 || kept < options.top_p * total)) kept += weights[count++];
+  while (count < kept.size() && (count == 0 || sum < options.top_p * total)) sum += kept[count++].weight;
+  while (count > 1 && kept[count - 1].weight < options.min_p * kept.front().weight) --count;
+  kept.resize(count);
+  if (options.typical_p < 1) keep_typical(kept, options.typical_p);
+  return kept;
+}
 
+int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, int64_t index,
+                     std::span<const int64_t> text_ids, size_t num_made) {
+  const std::vector<Candidate> from = candidates(logits, options, text_ids, num_made);
+  if (from.size() == 1) return from.front().id;
   std::array<float, 1> uniform{};
   RandomStream(options.seed, "generate").uniform(static_cast<uint64_t>(index), uniform);
-  double rest = uniform[0] * kept;
-  for (size_t i = 0; i < count; ++i) {
-    rest -= weights[i];
-    if (rest < 0) return ids[i];
+  double rest = uniform[0] * total_of(from);
+  for (const Candidate& one : from) {
+    rest -= one.weight;
+    if (rest < 0) return one.id;
   }
-  return ids[count - 1];
+  return from.back().id;
+}
+
+double log_probability(const at::Tensor& logits, int64_t id) {
+  const at::Tensor row = logits.to(at::kDouble).contiguous();
+  const std::span<const double> values(row.const_data_ptr<double>(), static_cast<size_t>(row.numel()));
+  const double largest = *std::max_element(values.begin(), values.end());
+  double sum = 0;
+  for (const double value : values) sum += std::exp(value - largest);
+  return values[static_cast<size_t>(id)] - largest - std::log(sum);
 }
 
 }  // namespace caravan

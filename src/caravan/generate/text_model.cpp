@@ -1,6 +1,8 @@
 #include "caravan/generate/text_model.h"
 
 #include <array>
+#include <bit>
+#include <cmath>
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stages/stage_runner.h"
@@ -40,10 +42,12 @@ TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
     return all.defined() ? all.narrow(0, 0, 1) : all;
   };
   agree = [&engine](const Choice& own) {
-    std::array<int64_t, 2> numbers{own.token, own.stops ? 1 : 0};
+    // The bits of a negative double, as a negative integer: the larger number is the larger logarithm.
+    std::array<int64_t, 3> numbers{own.token, own.stops ? 1 : 0,
+                                   -std::bit_cast<int64_t>(std::abs(own.log_probability))};
     const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
     engine.mesh().world().all_reduce(buffer, buffer, ReduceOp::max, "sampled token");
-    return Choice{numbers[0], numbers[1] != 0};
+    return Choice{numbers[0], numbers[1] != 0, -std::bit_cast<double>(-numbers[2])};
   };
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +21,12 @@ struct TextModel {
   Model& model;
   /// Logits of the last position of `ids`, [1, 1, vocabulary]; undefined on a rank that does not hold them.
   std::function<at::Tensor(const at::Tensor& ids, const ForwardContext& context)> logits;
-  /// What the ranks agree on: the largest token (a rank without logits gives -1), and whether any of them stops.
+  /// What the ranks agree on: the largest token (a rank without logits gives -1), its probability, and whether any of
+  /// them stops.
   struct Choice {
     int64_t token = -1;
     bool stops = false;
+    double log_probability = -std::numeric_limits<double>::infinity();  ///< the same on all ranks with logits
   };
   std::function<Choice(Choice own)> agree;
 

@@ -24,8 +24,6 @@ double real(const JsonReader& in) {
 /// Settings that change the text, with the value that, like null, means "off".
 const std::vector<std::pair<const char*, json>>& unsupported_settings() {
   static const std::vector<std::pair<const char*, json>> settings{
-      {"min_p", 0},
-      {"typical_p", 1},
       {"epsilon_cutoff", 0},
       {"eta_cutoff", 0},
       {"top_h", nullptr},
@@ -71,6 +69,8 @@ GenerationConfig parse_generation_config(std::string_view text, std::string_view
   if (const auto temperature = in["temperature"]; !temperature.is_null()) config.temperature = real(temperature);
   if (const auto top_k = in["top_k"]; !top_k.is_null()) config.top_k = top_k.integer(0, kLargestId);
   if (const auto top_p = in["top_p"]; !top_p.is_null()) config.top_p = real(top_p);
+  if (const auto min_p = in["min_p"]; !min_p.is_null()) config.min_p = real(min_p);
+  if (const auto typical_p = in["typical_p"]; !typical_p.is_null()) config.typical_p = real(typical_p);
   if (const auto penalty = in["repetition_penalty"]; !penalty.is_null()) config.repetition_penalty = real(penalty);
   if (const auto stop = in["stop_strings"]; stop.value().is_array()) {
     for (size_t i = 0; i < stop.size(); ++i) config.stop_strings.push_back(stop.element(i).string());

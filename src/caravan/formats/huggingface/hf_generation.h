@@ -18,9 +18,11 @@ struct GenerationConfig {
   std::optional<double> temperature{};
   std::optional<int64_t> top_k{};
   std::optional<double> top_p{};
+  std::optional<double> min_p{};
+  std::optional<double> typical_p{};
   std::optional<double> repetition_penalty{};
   std::vector<std::string> stop_strings{};
-  /// Keys that would change the text and that Caravan does not implement, e.g. "min_p = 0.1".
+  /// Keys that would change the text and that Caravan does not implement, e.g. "num_beams = 4".
   std::vector<std::string> ignored{};
 };
 
