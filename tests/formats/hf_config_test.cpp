@@ -238,6 +238,29 @@ TEST(HuggingfaceConfig, missingKeysOfExpertsHaveTheDefaultsOfTransformers) {
   EXPECT_FALSE(qwen2.moe.is_used());
 }
 
+TEST(HuggingfaceConfig, olderNamesOfKeysAreRead) {
+  const ModelConfig bloom = parse_huggingface_config(
+      R"({"model_type": "bloom", "num_hidden_layers": 3, "n_embed": 8, "num_attention_heads": 2, "vocab_size": 5})",
+      "config.json");
+  EXPECT_EQ(bloom.layers, 3);
+  EXPECT_EQ(bloom.width, 8);
+  const char* const kGemma = R"({"model_type": "gemma", "num_hidden_layers": 1, "hidden_size": 8, "hidden_act": "gelu",
+      "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 16, "vocab_size": 5})";
+  EXPECT_EQ(parse_huggingface_config(kGemma, "config.json").arch.activation, Activation::gelu_tanh);
+  json gemma3 = json::parse(kGemma);
+  gemma3.update({{"model_type", "gemma3_text"}, {"num_hidden_layers", 4}, {"sliding_window_pattern", 2}});
+  EXPECT_EQ(parse_huggingface_config(gemma3.dump(), "config.json").full_layers, LayerSet::every(2));
+  json phi3 = json::parse(kGemma);
+  phi3.update({{"model_type", "phi3"},
+               {"hidden_act", "silu"},
+               {"original_max_position_embeddings", 4},
+               {"rope_scaling", {{"type", "su"}, {"short_factor", {1, 2}}, {"long_factor", {2, 3}}}}});
+  const RopeScaling scaling = parse_huggingface_config(phi3.dump(), "config.json").rope_scaling;
+  EXPECT_EQ(scaling.kind, RopeScalingKind::longrope);
+  EXPECT_EQ(scaling.original_context, 4);
+  EXPECT_EQ(scaling.factor, 4);
+}
+
 TEST(HuggingfaceConfig, rotaryBaseIsFoundWhereEitherVersionPutsIt) {
   json old = json::parse(huggingface_config(kLlama));
   old.erase("rope_parameters");

@@ -29,7 +29,10 @@ ModelConfig small_model(const ArchitectureRow& row) {
   config.context = 8;
   config.hidden = row.name == "bloom" ? 0 : 20;
   if (config.arch.qk_norm == QkNorm::head) config.own_head_width = 8;
-  if (config.moe.is_used()) config.moe.experts = 4;
+  if (config.moe.is_used()) {
+    config.moe.experts = 4;
+    config.moe.top_k = 2;
+  }
   if (config.moe.shared_gate) config.moe.shared_hidden = 12;
   return config;
 }

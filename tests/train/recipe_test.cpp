@@ -236,7 +236,7 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\nfull_layers = \"every 2\"", "model.window above 0 only", "r.toml:2"},
       {"[model]\nwindow = 5\nfull_layers = \"odd\"", "'odd' names no layers", "r.toml:3", "every 6"},
       {"[model]\npositions = \"rotery\"", "'rotary'", "r.toml:2"},
-      {"[model]\none_norm = true", "model.parallel = true only", "r.toml:2"},
+      {"[model]\none_norm = true", "not parallel", "r.toml:2"},
       {"[moe]\nexperts = 4\ndense_hidden = 8", "moe.dense_layers only", "r.toml:3"},
       {"[model]\nkind = \"qwen2_moe\"", "moe.shared_gate", "set moe.shared to its width"},
       {"[optimizer]\nmomentum = 0.5", "optimizer.kind = \"sgd\" only", "r.toml:2", "leave it out"},

@@ -48,8 +48,7 @@ void read_scaling(const ConfigReader& in, const ModelConfig& config, RopeScaling
   if (has_factor && in.find("factor") == nullptr) {
     in.refuse("factor", "is missing", "take the config.json that belongs to the weights");
   }
-  const double original =
-      static_cast<double>(scaling.original_context == 0 ? config.context : scaling.original_context);
+  const auto original = static_cast<double>(scaling.original_context);
   scaling.factor = in.real_or("factor", has_factor ? 1 : static_cast<double>(config.context) / original);
   scaling.attention_factor = in.real_or("attention_factor", 0);
   const RopeScaling usual;
