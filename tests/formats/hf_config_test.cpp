@@ -245,7 +245,8 @@ TEST(HuggingfaceConfig, olderNamesOfKeysAreRead) {
   EXPECT_EQ(bloom.layers, 3);
   EXPECT_EQ(bloom.width, 8);
   const char* const kGemma = R"({"model_type": "gemma", "num_hidden_layers": 1, "hidden_size": 8, "hidden_act": "gelu",
-      "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 16, "vocab_size": 5})";
+      "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 12, "max_position_embeddings": 16,
+      "vocab_size": 5})";
   EXPECT_EQ(parse_huggingface_config(kGemma, "config.json").arch.activation, Activation::gelu_tanh);
   json gemma3 = json::parse(kGemma);
   gemma3.update({{"model_type", "gemma3_text"}, {"num_hidden_layers", 4}, {"sliding_window_pattern", 2}});
