@@ -17,11 +17,12 @@ constexpr const char* kOwnRecipe = "resume with the recipe.toml of that run, or 
 /// The first setting of the model in which `run` differs from `before`; "" for none.
 std::string difference(const ModelConfig& of_checkpoint, const ModelConfig& of_run) {
   const ModelConfig before = resolved(of_checkpoint), run = resolved(of_run);
+  if (before.arch.name != run.arch.name && before.arch != run.arch) {
+    return fmt::format("model.kind is {} there, {} in this run", before.arch.name, run.arch.name);
+  }
   for (const ModelField& field : model_fields()) {
     const bool is_of_tensors = field.role == FieldRole::size || field.role == FieldRole::shape;
     if (!is_of_tensors || field.is_same(before, run)) continue;
-    const bool is_of_kind = field.is_architecture() && before.arch.name != run.arch.name;
-    if (is_of_kind) return fmt::format("model.kind is {} there, {} in this run", before.arch.name, run.arch.name);
     return fmt::format("{} is {} there, {} in this run", field.key, field.text_of(before), field.text_of(run));
   }
   if (before.lora.rank != run.lora.rank || (run.lora.is_used() && before.lora.targets != run.lora.targets)) {
