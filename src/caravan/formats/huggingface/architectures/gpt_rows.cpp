@@ -13,7 +13,8 @@ std::vector<WeightColumn> biased_norm(const std::string& theirs, const std::stri
   return with_bias(theirs, {ours});
 }
 
-const std::vector<std::string> kQkv{"attention.query", "attention.key", "attention.value"};
+/// A function: rows may be made before the constants of this file.
+std::vector<std::string> qkv() { return {"attention.query", "attention.key", "attention.value"}; }
 
 }  // namespace
 
@@ -42,7 +43,7 @@ ArchitectureRow gpt2_row() {
                   .layers = "h",
                   .first = {{"wte.weight", {"embedding.token.weight"}}, {"wpe.weight", {"embedding.position.weight"}}},
                   .layer =
-                      joined({biased_norm("ln_1", "attention_norm"), with_bias("attn.c_attn", kQkv, Form::transposed),
+                      joined({biased_norm("ln_1", "attention_norm"), with_bias("attn.c_attn", qkv(), Form::transposed),
                               with_bias("attn.c_proj", {"attention.output"}, Form::transposed),
                               biased_norm("ln_2", "mlp_norm"), with_bias("mlp.c_fc", {"mlp.up"}, Form::transposed),
                               with_bias("mlp.c_proj", {"mlp.down"}, Form::transposed)}),
@@ -73,7 +74,7 @@ ArchitectureRow gpt_neox_row() {
                       .first = {{"embed_in.weight", {"embedding.token.weight"}}},
                       .layer = joined({biased_norm("input_layernorm", "attention_norm"),
                                        biased_norm("post_attention_layernorm", "mlp_norm"),
-                                       with_bias("attention.query_key_value", kQkv, Form::by_head),
+                                       with_bias("attention.query_key_value", qkv(), Form::by_head),
                                        with_bias("attention.dense", {"attention.output"}),
                                        with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
                                        with_bias("mlp.dense_4h_to_h", {"mlp.down"})}),
@@ -147,7 +148,7 @@ ArchitectureRow bloom_row() {
                       .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
                                        biased_norm("word_embeddings_layernorm", "embedding.norm")}),
                       .layer = joined({biased_norm("input_layernorm", "attention_norm"),
-                                       with_bias("self_attention.query_key_value", kQkv, Form::by_head),
+                                       with_bias("self_attention.query_key_value", qkv(), Form::by_head),
                                        with_bias("self_attention.dense", {"attention.output"}),
                                        biased_norm("post_attention_layernorm", "mlp_norm"),
                                        with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
@@ -194,7 +195,7 @@ ArchitectureRow falcon_row() {
                   .layers = "h",
                   .first = {{"word_embeddings.weight", {"embedding.token.weight"}}},
                   .layer = joined({biased_norm("input_layernorm", "attention_norm"),
-                                   with_bias("self_attention.query_key_value", kQkv, Form::by_head),
+                                   with_bias("self_attention.query_key_value", qkv(), Form::by_head),
                                    with_bias("self_attention.dense", {"attention.output"}),
                                    biased_norm("post_attention_layernorm", "mlp_norm"),
                                    with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
