@@ -6,6 +6,7 @@
 #include "caravan/formats/huggingface/architectures/rows.h"
 #include "caravan/formats/huggingface/config_text.h"
 #include "caravan/nn/model_fields.h"
+#include "tests/formats/small_models.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::architectures_test {
@@ -17,17 +18,8 @@ using testing::error_of;
 using ::testing::HasSubstr;
 
 ModelConfig small_model(const ArchitectureRow& row) {
-  ModelConfig config;
-  set_architecture(config, row);
-  config.layers = 6;
-  config.width = 24;
-  config.heads = 6;
-  config.vocabulary = 99;
-  config.hidden = row.name == "bloom" ? 0 : 40;
-  if (config.arch.qk_norm == QkNorm::head) config.own_head_width = 8;
-  if (config.moe.is_used()) config.moe.experts = 4;
-  config.moe.top_k = 2;
-  if (config.moe.shared_gate) config.moe.shared_hidden = 12;
+  ModelConfig config =
+      testing::small_model(row, {.layers = 6, .width = 24, .heads = 6, .vocabulary = 99, .hidden = 40});
   if (config.arch.scales_embedding) config.score_width = 256;  // their default of query_pre_attn_scalar
   if (row.name == "gemma") config.score_width = 0;
   if (row.name == "gpt_neox") config.heads = 3;  // a quarter of a head is rotated in pairs

@@ -11,6 +11,7 @@
 #include "caravan/formats/safetensors/tensor_file.h"
 #include "caravan/redistribute/piece.h"
 #include "tests/data/support.h"
+#include "tests/formats/small_models.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::testing::weights_test {
@@ -20,21 +21,8 @@ using ::testing::HasSubstr;
 
 /// Six heads in pairs, so that fused weights have groups; four experts.
 ModelConfig small_model(const ArchitectureRow& row) {
-  ModelConfig config;
-  set_architecture(config, row);
-  config.layers = 2;
-  config.width = 48;
-  config.heads = 6;
-  config.vocabulary = 40;
-  config.context = 8;
-  config.hidden = row.name == "bloom" ? 0 : 20;
-  if (config.arch.qk_norm == QkNorm::head) config.own_head_width = 8;
-  if (config.moe.is_used()) {
-    config.moe.experts = 4;
-    config.moe.top_k = 2;
-  }
-  if (config.moe.shared_gate) config.moe.shared_hidden = 12;
-  return config;
+  return testing::small_model(row,
+                              {.layers = 2, .width = 48, .heads = 6, .context = 8, .vocabulary = 40, .hidden = 20});
 }
 
 NamedTensors values_of(const ModelConfig& config) {

@@ -14,6 +14,7 @@
 #include "caravan/formats/huggingface/huggingface.h"
 #include "caravan/train/model/import.h"
 #include "tests/data/support.h"
+#include "tests/formats/small_models.h"
 #include "tests/nn/tiny.h"
 
 namespace caravan::testing::load_test {
@@ -28,18 +29,13 @@ const ContinuationOptions kGreedy{.num_tokens = 32, .sampling = {.temperature = 
 const ContinuationOptions kDrawn{.num_tokens = 32, .sampling = {.temperature = 1.3, .top_k = 0, .seed = 5}};
 
 ModelConfig small_model(const std::string& name) {
-  ModelConfig config;
-  set_architecture(config, *find_architecture(name));
-  config.layers = 4;
-  config.width = 32;
-  config.heads = 4;
+  ModelConfig config = testing::small_model(*find_architecture(name), {.layers = 4,
+                                                                       .width = 32,
+                                                                       .heads = 4,
+                                                                       .context = 64,
+                                                                       .vocabulary = 256,
+                                                                       .hidden = 37});  // does not divide among ranks
   config.kv_heads = name == "gpt2" || name == "gpt_neox" ? 0 : 2;
-  config.vocabulary = 256;
-  config.context = 64;
-  config.hidden = 37;  // does not divide among ranks
-  if (config.arch.qk_norm == QkNorm::head) config.own_head_width = 8;
-  if (config.moe.is_used()) config.moe.experts = 4;
-  if (config.moe.is_used()) config.moe.top_k = 2;
   if (name == "gemma2") config.window = 3;
   return config;
 }

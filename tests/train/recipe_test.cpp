@@ -328,6 +328,16 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   EXPECT_EQ(plan_batch(right, 12).to_string(), "global_batch 12 = dp 3 x micro_batch 4 x accumulation 1");
 }
 
+/// Also one that only training has.
+TEST(Recipe, AnotherKindReplacesWhatTheFileSaysOfTheArchitecture) {
+  const std::string file =
+      "[model]\nkind = \"gpt2\"\nwidth = 36\nactivation = \"gelu\"\nqkv_bias = true\ndrop_branches = true\n";
+  const Recipe recipe = parse_recipe(file, "r.toml", {"model.kind=llama"});
+  EXPECT_EQ(recipe.model.arch, Architecture::llama());
+  EXPECT_EQ(recipe.model.width, 36);
+  EXPECT_TRUE(parse_recipe(file, "r.toml", {"model.qkv_bias=true", "model.kind=llama"}).model.arch.qkv_bias);
+}
+
 TEST(Recipe, OverridesAreTomlOrElsePlainStrings) {
   const Recipe recipe =
       parse_recipe(whole(), "r.toml",

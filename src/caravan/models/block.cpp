@@ -15,8 +15,7 @@ Block::Block(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable
       mlp_post_norm_(add_norm("mlp_post_norm", config, config.arch.has_norms_after())) {}
 
 Norm* Block::add_norm(const char* name, const ModelConfig& config, bool is_there) {
-  if (!is_there) return nullptr;
-  return &register_module<Norm>(name, config.width, config.norm_epsilon, config.arch.has_norm_bias());
+  return is_there ? &register_module<Norm>(name, config, config.width) : nullptr;
 }
 
 Layer& Block::add_feed(const ModelConfig& config, int64_t layer) {

@@ -24,7 +24,7 @@ void Logits::use_tiles(const Tiles& tiles) {
 }
 
 Head::Head(const ModelConfig& config, Parameter* tied)
-    : norm_(register_module<Norm>("norm", config.width, config.norm_epsilon, config.arch.has_norm_bias())),
+    : norm_(register_module<Norm>("norm", config, config.width)),
       weight_(tied != nullptr ? share_parameter(*tied)
                               : register_parameter("weight", {.shape = {config.vocabulary, config.width},
                                                               .init = {Init::Kind::normal, kInitStd},

@@ -160,17 +160,21 @@ int64_t ModelConfig::rotated_width() const noexcept {
   return static_cast<int64_t>(static_cast<double>(head_width()) * rope_fraction);
 }
 
-int64_t ModelConfig::hidden_width() const noexcept {
-  if (hidden != 0) return hidden;
-  if (!arch.is_gated) return 4 * width;
-  return (8 * width + 3 * 64 - 1) / (3 * 64) * 64;
+namespace {
+
+/// Of an MLP whose width is given, or 0.
+int64_t mlp_width(const ModelConfig& c, int64_t given) {
+  if (given != 0) return given;
+  if (!c.arch.is_gated) return 4 * c.width;
+  return (8 * c.width + 3 * 64 - 1) / (3 * 64) * 64;
 }
 
+}  // namespace
+
+int64_t ModelConfig::hidden_width() const noexcept { return mlp_width(*this, hidden); }
+
 int64_t ModelConfig::dense_width() const noexcept {
-  if (!moe.is_used()) return hidden_width();
-  ModelConfig dense = *this;
-  dense.hidden = moe.dense_hidden;
-  return dense.hidden_width();
+  return mlp_width(*this, moe.is_used() ? moe.dense_hidden : hidden);
 }
 
 int64_t ModelConfig::num_expert_layers() const noexcept {
@@ -307,6 +311,19 @@ ModelConfig resolved(ModelConfig config) {
     scaling.low_frequency = RopeScaling{}.low_frequency;
     scaling.high_frequency = RopeScaling{}.high_frequency;
   }
+  return config;
+}
+
+ModelConfig only_layer(ModelConfig config, int64_t layer) {
+  const auto of_layer = [&](LayerSet& set) { set = set.has(layer) ? LayerSet::every(1) : LayerSet(); };
+  of_layer(config.full_layers);
+  of_layer(config.unrotated_layers);
+  if (config.moe.is_used() && !config.has_experts(layer)) {
+    config.hidden = config.dense_width();
+    config.moe = {};
+  }
+  config.moe.dense_layers = {};
+  config.layers = 1;
   return config;
 }
 

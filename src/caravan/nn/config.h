@@ -117,5 +117,7 @@ ModelConfig resolved(ModelConfig config);
 
 /// The first layers of the model.
 ModelConfig first_layers(ModelConfig config, int64_t layers);
+/// The model with this layer alone.
+ModelConfig only_layer(ModelConfig config, int64_t layer);
 
 }  // namespace caravan

@@ -242,9 +242,7 @@ InputEmbedding::InputEmbedding(const ModelConfig& config)
       position_(config.arch.positions == Positions::learned
                     ? &register_module<PositionEmbedding>("position", config.context, config.width)
                     : nullptr),
-      norm_(config.arch.embedding_norm
-                ? &register_module<Norm>("norm", config.width, config.norm_epsilon, config.arch.has_norm_bias())
-                : nullptr),
+      norm_(config.arch.embedding_norm ? &register_module<Norm>("norm", config, config.width) : nullptr),
       dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
 
 Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {

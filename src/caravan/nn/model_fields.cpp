@@ -58,8 +58,7 @@ Text enumeration() {
   using Enum = std::remove_reference_t<decltype(Member(std::declval<ModelConfig&>()))>;
   constexpr auto& kNames = Names<Enum>::all;
   return {[](const ModelConfig& config) -> std::string {
-            ModelConfig copy = config;
-            return kNames.at(static_cast<size_t>(Member(copy)));
+            return kNames.at(static_cast<size_t>(value_of<Enum>(Member, config)));
           },
           [](ModelConfig& config, std::string_view text) {
             for (size_t i = 0; i < kNames.size(); ++i) {
@@ -74,10 +73,7 @@ Text enumeration() {
 
 template <auto Member>
 Text layers() {
-  return {[](const ModelConfig& config) {
-            ModelConfig copy = config;
-            return Member(copy).to_string();
-          },
+  return {[](const ModelConfig& config) { return value_of<LayerSet>(Member, config).to_string(); },
           [](ModelConfig& config, std::string_view text) {
             Member(config) = LayerSet::parse(text);
             return true;
@@ -88,8 +84,7 @@ Text layers() {
 template <auto Member>
 Text numbers() {
   return {[](const ModelConfig& config) {
-            ModelConfig copy = config;
-            return fmt::format("{}", fmt::join(Member(copy), ", "));
+            return fmt::format("{}", fmt::join(value_of<std::vector<double>>(Member, config), ", "));
           },
           [](ModelConfig& config, std::string_view text) {
             Member(config) = numbers_of(text);
@@ -97,18 +92,15 @@ Text numbers() {
           }};
 }
 
-template <class T>
-using Accessor = T& (*)(ModelConfig&);
-
-ModelField number_field(const char* key, FieldRole role, const char* help, Accessor<int64_t> access, double least,
+ModelField number_field(const char* key, FieldRole role, const char* help, FieldAccess<int64_t> access, double least,
                         double most) {
   return {key, role, help, access, least, most};
 }
-ModelField real_field(const char* key, FieldRole role, const char* help, Accessor<double> access, double least,
+ModelField real_field(const char* key, FieldRole role, const char* help, FieldAccess<double> access, double least,
                       double most) {
   return {key, role, help, access, least, most};
 }
-ModelField flag_field(const char* key, FieldRole role, const char* help, Accessor<bool> access) {
+ModelField flag_field(const char* key, FieldRole role, const char* help, FieldAccess<bool> access) {
   return {key, role, help, access};
 }
 ModelField text_field(const char* key, FieldRole role, const char* help, Text text) {
@@ -150,7 +142,7 @@ std::vector<ModelField> layer_fields() {
       flag_field("model.embedding_norm", shape, "a norm of the embedding", AT(arch.embedding_norm)),
       flag_field("model.scale_embedding", function, "the embedding is multiplied by the square root of width",
                  AT(arch.scales_embedding)),
-      flag_field("model.drop_branches", history,
+      flag_field("model.drop_branches", training,
                  "dropout of the embedding and of both branches of a layer; false: of attention weights only",
                  AT(arch.drops_branches)),
       text_field("model.activation", function, "activation of the MLP", enumeration<AT(arch.activation)>()),
@@ -174,7 +166,7 @@ std::vector<ModelField> layer_fields() {
 
 std::vector<ModelField> position_fields() {
   using enum FieldRole;
-  const auto of_yarn = [](const char* key, const char* help, Accessor<double> access) {
+  const auto of_yarn = [](const char* key, const char* help, FieldAccess<double> access) {
     return real_field(key, function, help, access, 0, 1e6);
   };
   return {
@@ -246,9 +238,8 @@ std::vector<ModelField> expert_fields() {
 struct TextOf {
   const ModelConfig& config;
   template <class T>
-  std::string operator()(T& (*access)(ModelConfig&)) const {
-    ModelConfig copy = config;
-    return fmt::format("{}", access(copy));
+  std::string operator()(FieldAccess<T> access) const {
+    return fmt::format("{}", value_of(access, config));
   }
   std::string operator()(const Text& text) const { return text.get(config); }
 };
@@ -257,9 +248,8 @@ struct Copy {
   const ModelConfig& from;
   ModelConfig& to;
   template <class T>
-  void operator()(T& (*access)(ModelConfig&)) const {
-    ModelConfig copy = from;
-    access(to) = access(copy);
+  void operator()(FieldAccess<T> access) const {
+    access(to) = value_of(access, from);
   }
   void operator()(const Text& text) const { text.set(to, text.get(from)); }
 };

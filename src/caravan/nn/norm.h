@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "caravan/module/module.h"
+#include "caravan/nn/config.h"
 #include "caravan/nn/row_reduction.h"
 
 namespace caravan {
@@ -36,6 +37,8 @@ at::Tensor split_norm(const at::Tensor& x, Parameter& weight, Parameter* bias, d
 class Norm : public Layer {
  public:
   Norm(int64_t width, double epsilon, bool has_bias);
+  /// The kind of norm that the model has, of `width` features.
+  Norm(const ModelConfig& config, int64_t width) : Norm(width, config.norm_epsilon, config.arch.has_norm_bias()) {}
 
   /// The features are split over ranks: `reduction` sums their statistics. Null: they are whole.
   void set_row_reduction(std::shared_ptr<RowReduction> reduction) { reduction_ = std::move(reduction); }

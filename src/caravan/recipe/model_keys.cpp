@@ -63,6 +63,7 @@ OnResume role_of(const ModelField& field) {
     case FieldRole::size:
     case FieldRole::shape: return OnResume::shape;
     case FieldRole::function: return OnResume::function;
+    case FieldRole::training:
     case FieldRole::history: break;
   }
   return OnResume::history;
@@ -87,15 +88,15 @@ struct KeyOf {
   const ModelField& field;
   KeyName name{field.key, role_of(field)};
 
-  RecipeKey operator()(int64_t& (*access)(ModelConfig&)) const {
+  RecipeKey operator()(FieldAccess<int64_t> access) const {
     return integer(name, field.help, [access](Recipe & recipe) -> auto& { return access(recipe.model); },
                    {field.least, field.most});
   }
-  RecipeKey operator()(double& (*access)(ModelConfig&)) const {
+  RecipeKey operator()(FieldAccess<double> access) const {
     return real(name, field.help, [access](Recipe & recipe) -> auto& { return access(recipe.model); },
                 {field.least, field.most});
   }
-  RecipeKey operator()(bool& (*access)(ModelConfig&)) const {
+  RecipeKey operator()(FieldAccess<bool> access) const {
     return boolean(
         name, field.help, [access](Recipe & recipe) -> auto& { return access(recipe.model); });
   }

@@ -28,12 +28,8 @@ std::vector<double> unit_flops(const ModelConfig& model) {
   bare.layers = 0;
   const double head = bare.flops_per_token(model.context);
   std::vector<double> flops{0};
-  double before = head;
   for (int64_t layer = 0; layer < model.layers; ++layer) {  // they may differ: windows, layers without experts
-    bare.layers = layer + 1;
-    const double with_layer = bare.flops_per_token(model.context);
-    flops.push_back(with_layer - before);
-    before = with_layer;
+    flops.push_back(only_layer(model, layer).flops_per_token(model.context) - head);
   }
   flops.push_back(head);
   return flops;

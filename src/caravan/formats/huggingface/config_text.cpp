@@ -49,9 +49,8 @@ LoraConfig read_lora(const ConfigReader& in) {
 struct WriteField {
   const ModelConfig& config;
   template <class T>
-  Json operator()(T& (*access)(ModelConfig&)) const {
-    ModelConfig copy = config;
-    return access(copy);
+  Json operator()(FieldAccess<T> access) const {
+    return value_of(access, config);
   }
   Json operator()(const ModelField::Text& text) const { return text.get(config); }
 };
@@ -60,17 +59,17 @@ struct WriteField {
 struct ReadField {
   const Json& value;
   ModelConfig& config;
-  bool operator()(int64_t& (*access)(ModelConfig&)) const {
+  bool operator()(FieldAccess<int64_t> access) const {
     if (!value.is_number_integer()) return false;
     access(config) = value.get<int64_t>();
     return true;
   }
-  bool operator()(double& (*access)(ModelConfig&)) const {
+  bool operator()(FieldAccess<double> access) const {
     if (!value.is_number()) return false;
     access(config) = value.get<double>();
     return true;
   }
-  bool operator()(bool& (*access)(ModelConfig&)) const {
+  bool operator()(FieldAccess<bool> access) const {
     if (!value.is_boolean()) return false;
     access(config) = value.get<bool>();
     return true;

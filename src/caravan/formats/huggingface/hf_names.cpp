@@ -34,26 +34,23 @@ at::Tensor together(const HuggingfaceRow& row, std::vector<at::Tensor> ours) {
   return joined(ours);
 }
 
-/// Ours, by name, of theirs as one.
-void take_apart(const HuggingfaceRow& row, const at::Tensor& theirs, const TensorShapes& shapes,
-                std::map<std::string, at::Tensor>& ours) {
-  at::Tensor whole = row.unused_rows > 0 ? theirs.narrow(0, row.unused_rows, theirs.size(0) - row.unused_rows) : theirs;
-  if (row.form == WeightColumn::Form::transposed) whole = whole.dim() == 2 ? whole.t() : whole;
-  if (row.offset != 0) whole = whole + row.offset;
-  const bool is_by_head = row.form == WeightColumn::Form::by_head;
-  if (is_by_head) whole = grouped(whole, row.groups);
-  int64_t first = 0;
-  for (const std::string& name : row.ours) {
-    const int64_t size = shapes.at(name).front() / (is_by_head ? row.groups : 1);
-    const at::Tensor part = whole.narrow(is_by_head ? 1 : 0, first, size);
-    ours[name] = (is_by_head ? part.flatten(0, 1) : part).contiguous();
-    first += size;
+/// row.ours[part] of theirs.
+at::Tensor ours_of(const HuggingfaceRow& row, size_t part, const std::vector<at::Tensor>& theirs,
+                   const TensorShapes& shapes) {
+  std::vector<at::Tensor> pieces;
+  for (const TheirRows& range : ranges_of(row, shapes, part, 0, shapes.at(row.ours[part]).front())) {
+    const at::Tensor& from = theirs[range.tensor];
+    pieces.push_back(row.is_transposed(static_cast<size_t>(from.dim()))
+                         ? from.narrow(1, range.begin, range.rows).t()
+                         : from.narrow(0, row.unused_rows + range.begin, range.rows));
   }
+  const at::Tensor whole = joined(pieces).contiguous();
+  return row.offset == 0 ? whole : whole + row.offset;
 }
 
 /// With what is in their tensor beside ours.
 at::Tensor as_theirs(const HuggingfaceRow& row, at::Tensor part, TensorKind kind) {
-  if (row.form == WeightColumn::Form::transposed && part.dim() == 2) part = part.t().contiguous();
+  if (row.is_transposed(static_cast<size_t>(part.dim()))) part = part.t().contiguous();
   if (row.offset != 0 && kind == TensorKind::values) part = part - row.offset;
   if (row.unused_rows == 0) return part;
   return at::cat({part.new_zeros({row.unused_rows, part.size(1)}), part});
@@ -70,8 +67,7 @@ void check_tied_head(const std::string& name, const at::Tensor& head, const at::
                          at::equal(head, embedding))) {
     return;
   }
-  throw DataError({"import", name, "differs from the embedding that it is tied to", "",
-                   "set tie_word_embeddings to false in config.json"});
+  refuse_tied_head(name);
 }
 
 }  // namespace
@@ -111,7 +107,8 @@ NamedTensors from_huggingface(const ModelConfig& config, const NamedTensors& the
   for (const auto& [name, of_file] : names.of_file) found.emplace(name, in_file.at(of_file));
   std::map<std::string, at::Tensor> ours;
   for (const HuggingfaceRow& row : table.rows) {
-    take_apart(row, joined(those_of(row.theirs, found)), shapes, ours);
+    const std::vector<at::Tensor> of_row = those_of(row.theirs, found);
+    for (size_t part = 0; part < row.ours.size(); ++part) ours[row.ours[part]] = ours_of(row, part, of_row, shapes);
   }
   if (!names.tied_head.empty()) {
     check_tied_head(table.head, in_file.at(names.tied_head), ours.at("embedding.token.weight"));

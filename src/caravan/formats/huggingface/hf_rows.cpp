@@ -76,6 +76,11 @@ HuggingfaceTable huggingface_table(const ModelConfig& config, const TensorShapes
   return all;
 }
 
+void refuse_tied_head(const std::string& name) {
+  throw DataError({"import", name, "differs from the embedding that it is tied to", "",
+                   "set tie_word_embeddings to false in config.json"});
+}
+
 void check_tensors(std::string_view op, const NamedShapes& tensors, const TensorShapes& wanted) {
   std::set<std::string> found;
   std::vector<std::string> unexpected;

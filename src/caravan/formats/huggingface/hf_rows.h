@@ -24,6 +24,9 @@ struct HuggingfaceRow {
   double offset;
   int64_t unused_rows;
   int64_t groups;  ///< heads of keys, of form by_head
+
+  /// Whether tensors of so many dims are transposed: biases are not.
+  bool is_transposed(size_t dims) const noexcept { return form == WeightColumn::Form::transposed && dims == 2; }
 };
 
 struct HuggingfaceTable {
@@ -35,6 +38,9 @@ struct HuggingfaceTable {
 /// The rows of all tensors of the model, in forward order. `ours`: the shapes of its parameters. Throws UsageError for
 /// a model that transformers does not have (architecture_of).
 HuggingfaceTable huggingface_table(const ModelConfig& config, const TensorShapes& ours);
+
+/// Throws DataError for a head, by its name in the table, that differs from the embedding that it repeats.
+[[noreturn]] void refuse_tied_head(const std::string& name);
 
 /// Throws DataError, beginning with `op`, that lists the tensors which are missing, unexpected, named twice, or of
 /// another shape than `wanted`.

@@ -24,8 +24,6 @@ constexpr int64_t kBytesAtOnce = 8 << 20;
 constexpr size_t kHashedBytes = 256;
 
 const char* const kEmbedding = "embedding.token.weight";
-const char* const kTiedHeadDiffers = "differs from the embedding that it is tied to";
-const char* const kUntie = "set tie_word_embeddings to false in config.json";
 
 [[noreturn]] void refuse_weights(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"import", file.string(), fact, "", action});
@@ -74,9 +72,8 @@ HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig
   if (!names.tied_head.empty()) {
     tied_head_ = table_.head;
     places_[tied_head_] = {file_of.at(names.tied_head), names.tied_head};
-    if (files_[places_[tied_head_].file].at(names.tied_head).shape != shapes_.at(kEmbedding)) {
-      throw DataError({"import", tied_head_, kTiedHeadDiffers, "", kUntie});
-    }
+    const bool fits = files_[places_[tied_head_].file].at(names.tied_head).shape == shapes_.at(kEmbedding);
+    if (!fits) refuse_tied_head(tied_head_);
   }
   for (size_t i = 0; i < table_.rows.size(); ++i) {
     const std::vector<std::string>& ours = table_.rows[i].ours;
@@ -93,7 +90,7 @@ at::Tensor HuggingfaceWeights::take(const Place& place, const Box& box) {
 /// `box`: of the parameter; its rows are those of the range.
 void HuggingfaceWeights::fill(const std::string& name, const TheirRows& range, const Box& box, const at::Tensor& out) {
   const HuggingfaceRow& row = table_.rows[of_ours_.at(name).first];
-  const bool is_transposed = row.form == WeightColumn::Form::transposed && box.size.size() == 2;
+  const bool is_transposed = row.is_transposed(box.size.size());
   Box theirs = box;
   theirs.offset.front() = range.begin;
   if (is_transposed) {
@@ -113,7 +110,7 @@ void HuggingfaceWeights::fill(const std::string& name, const TheirRows& range, c
 
 void HuggingfaceWeights::check_tied_head(const Box& theirs, const at::Tensor& embedding) {
   if (at::equal(take(places_.at(tied_head_), theirs).to(embedding.scalar_type()), embedding)) return;
-  throw DataError({"import", tied_head_, kTiedHeadDiffers, "", kUntie});
+  refuse_tied_head(tied_head_);
 }
 
 void HuggingfaceWeights::read(const std::string& name, const Box& box, const at::Tensor& out) {

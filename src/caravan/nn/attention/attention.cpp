@@ -179,8 +179,7 @@ Attention::Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<R
 
 Norm* Attention::register_norm(const char* name, const ModelConfig& config, int64_t width) {
   if (qk_norm_ == QkNorm::none) return nullptr;
-  return &register_module<Norm>(name, qk_norm_ == QkNorm::head ? head_width_ : width, config.norm_epsilon,
-                                config.arch.has_norm_bias());
+  return &register_module<Norm>(name, config, qk_norm_ == QkNorm::head ? head_width_ : width);
 }
 
 at::Tensor Attention::heads_of(Linear& projection, Norm* norm, const at::Tensor& input, const ForwardContext& context) {

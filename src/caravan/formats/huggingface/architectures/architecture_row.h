@@ -75,6 +75,6 @@ const ArchitectureRow& architecture_of(const ModelConfig& config);
 
 /// The difference between `config` and what the row reads from the config.json that it writes for it, "" for none:
 /// "model.window: 4, but llama has 0". Settings that do not change logits are ignored.
-std::string difference_to(const ModelConfig& config, const ArchitectureRow& row, std::string* key = nullptr);
+std::string difference_to(const ModelConfig& config, const ArchitectureRow& row);
 
 }  // namespace caravan

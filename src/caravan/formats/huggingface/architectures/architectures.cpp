@@ -51,7 +51,7 @@ Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
   if (!back) return {model_fields().size(), "model.kind", fmt::format("{} cannot write it", row.name)};
   const ModelConfig a = resolved(config), b = resolved(*back);
   for (const ModelField& field : model_fields()) {
-    if (field.role == FieldRole::history || field.is_same(a, b)) continue;
+    if (!field.changes_logits() || field.is_same(a, b)) continue;
     if (found.count++ > 0) continue;
     found.key = field.key;
     found.text = fmt::format("{} = {}, but {} has {}", field.key, field.text_of(a), row.name, field.text_of(b));
@@ -72,7 +72,6 @@ void set_architecture(ModelConfig& config, const ArchitectureRow& row) {
   for (const ModelField& field : model_fields()) {
     if (field.is_architecture()) field.copy(row.base, config);
   }
-  config.arch.drops_branches = row.base.arch.drops_branches;
   config.arch.name = row.name;
 }
 
@@ -86,27 +85,30 @@ void add_architecture(ArchitectureRow row) {
                       "add a column for this setting, or leave it out of the base"});
   }
   const auto found = std::ranges::find(rows(), row.name, &ArchitectureRow::name);
-  found == rows().end() ? static_cast<void>(rows().push_back(std::move(row)))
-                        : static_cast<void>(*found = std::move(row));
+  if (found == rows().end()) {
+    rows().push_back(std::move(row));
+  } else {
+    *found = std::move(row);
+  }
 }
 
-std::string difference_to(const ModelConfig& config, const ArchitectureRow& row, std::string* key) {
-  const Differences found = differences(config, row);
-  if (key != nullptr) *key = found.key;
-  return found.text;
+std::string difference_to(const ModelConfig& config, const ArchitectureRow& row) {
+  return differences(config, row).text;
 }
 
 const ArchitectureRow& architecture_of(const ModelConfig& config) {
-  const ArchitectureRow* own = find_architecture(config.arch.name);
-  if (own != nullptr && differences(config, *own).count == 0) return *own;
-  const ArchitectureRow* nearest = own;
-  Differences least = own == nullptr ? Differences{.count = model_fields().size() + 1} : differences(config, *own);
+  std::vector<const ArchitectureRow*> in_order;  // its own row first, which also wins a tie
   for (const ArchitectureRow& row : rows()) {
-    Differences here = differences(config, row);
-    if (here.count == 0) return row;
-    if (here.count >= least.count) continue;
+    in_order.insert(row.name == config.arch.name ? in_order.begin() : in_order.end(), &row);
+  }
+  const ArchitectureRow* nearest = nullptr;
+  Differences least;
+  for (const ArchitectureRow* row : in_order) {
+    Differences here = differences(config, *row);
+    if (here.count == 0) return *row;
+    if (nearest != nullptr && here.count >= least.count) continue;
     least = std::move(here);
-    nearest = &row;
+    nearest = row;
   }
   throw UsageError({"export", least.key, least.text + ": Hugging Face's transformers has no such model", "",
                     fmt::format("the nearest is {}: train with {} as it has it", nearest->name, least.key)});

@@ -11,11 +11,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <class T>
-T value_of(Field<T> field, const ModelConfig& config) {
-  return field(const_cast<ModelConfig&>(config));  // NOLINT: only read
-}
-
 const char* name_in(const ConfigReader& in, const char* key, const char* other) {
   return other != nullptr && in.find(key) == nullptr && in.find(other) != nullptr ? other : key;
 }
@@ -41,11 +36,6 @@ ConfigColumn count(const char* key, Field<int64_t> field, const char* other) {
 ConfigColumn count_or(const char* key, Field<int64_t> field, int64_t absent) {
   return {[=](const ConfigReader& in, ModelConfig& config) { field(config) = in.count_or(key, absent); },
           [=](const ModelConfig& config, Json& out) { out[key] = value_of(field, config); }};
-}
-
-ConfigColumn nullable(const char* key, Field<int64_t> field, int64_t absent) {
-  return {[=](const ConfigReader& in, ModelConfig& config) { field(config) = in.count_or(key, 0, absent); },
-          [=](const ModelConfig& config, Json& out) { out[key] = null_for_zero(value_of(field, config)); }};
 }
 
 ConfigColumn nullable_real(const char* key, Field<double> field, double absent) {
@@ -103,6 +93,10 @@ ConfigColumn flag(const char* key, std::vector<Field<bool>> fields, bool absent)
           [=](const ModelConfig& config, Json& out) { out[key] = value_of(fields.front(), config); }};
 }
 
+ConfigColumn attention_bias(bool absent) {
+  return flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, absent);
+}
+
 ConfigColumn tied(bool absent) { return flag("tie_word_embeddings", {CARAVAN_FIELD(tie_embeddings)}, absent); }
 
 ConfigColumn dropout(std::vector<const char*> keys, double absent) {
@@ -132,33 +126,26 @@ ConfigColumn always(const char* key, double value, const char* meaning) {
           [](const ModelConfig&, Json&) {}};
 }
 
-ConfigColumn never(const char* key, const char* meaning) {
-  return {[=](const ConfigReader& in, ModelConfig&) {
-            if (in.find(key) == nullptr) return;
-            in.refuse(key, fmt::format("is not null: {}, which no model here does", meaning),
-                      "import a model without it");
-          },
-          [](const ModelConfig&, Json&) {}};
-}
-
 ConfigColumn activation(const char* key, const char* absent) {
-  static const ActivationNames kNames{
+  /// Of equal ones the first is written.
+  static const std::vector<std::pair<const char*, Activation>> kNames{
       {"gelu_new", Activation::gelu_tanh},  {"gelu_pytorch_tanh", Activation::gelu_tanh},
       {"gelu_fast", Activation::gelu_tanh}, {"gelu", Activation::gelu},
       {"gelu_python", Activation::gelu},    {"relu", Activation::relu},
       {"silu", Activation::silu},           {"swish", Activation::silu}};
-  return {[=](const ConfigReader& in, ModelConfig& config) {
-            const std::string name = in.text_or(key, absent);
-            const auto found = std::ranges::find(kNames, name, &ActivationNames::value_type::first);
-            if (found == kNames.end()) {
-              in.refuse(key, fmt::format("is '{}', which is not supported", name),
-                        "import a model whose activation is gelu, gelu_new, relu or silu");
-            }
-            config.arch.activation = found->second;
-          },
-          [=](const ModelConfig& config, Json& out) {
-            out[key] = std::ranges::find(kNames, config.arch.activation, &ActivationNames::value_type::second)->first;
-          }};
+  return {
+      [=](const ConfigReader& in, ModelConfig& config) {
+        const std::string name = in.text_or(key, absent);
+        const auto found = std::ranges::find(kNames, name, [](const auto& one) { return std::string_view(one.first); });
+        if (found == kNames.end()) {
+          in.refuse(key, fmt::format("is '{}', which is not supported", name),
+                    "import a model whose activation is gelu, gelu_new, relu or silu");
+        }
+        config.arch.activation = found->second;
+      },
+      [=](const ModelConfig& config, Json& out) {
+        out[key] = std::ranges::find(kNames, config.arch.activation, [](const auto& one) { return one.second; })->first;
+      }};
 }
 
 ConfigColumn experts(ExpertKeys keys) {

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
+#include "caravan/nn/model_fields.h"
 
 namespace caravan::columns {
 
 // What the columns of several rows are made of. `absent`: transformers' default of a missing key.
 
 template <class T>
-using Field = T& (*)(ModelConfig&);
+using Field = FieldAccess<T>;
 
 /// The number of layers. `other`: another name of the key in some files, or null.
 ConfigColumn layers(const char* key, const char* other = nullptr);
@@ -20,7 +21,6 @@ ConfigColumn layers(const char* key, const char* other = nullptr);
 ConfigColumn count(const char* key, Field<int64_t> field, const char* other = nullptr);
 ConfigColumn count_or(const char* key, Field<int64_t> field, int64_t absent);
 /// null stands for 0.
-ConfigColumn nullable(const char* key, Field<int64_t> field, int64_t absent);
 ConfigColumn nullable_real(const char* key, Field<double> field, double absent);
 /// The width of the MLP, which must be there.
 ConfigColumn mlp_width(const char* key);
@@ -35,16 +35,14 @@ ConfigColumn real(const char* key, Field<double> field, double absent);
 ConfigColumn score_width(const char* key, double absent);
 /// One flag for several settings. Written as the first.
 ConfigColumn flag(const char* key, std::vector<Field<bool>> fields, bool absent);
+/// attention_bias: of queries, keys, values and the output.
+ConfigColumn attention_bias(bool absent);
 ConfigColumn tied(bool absent);
 /// Keys that all have the value of dropout.
 ConfigColumn dropout(std::vector<const char*> keys, double absent);
 /// A setting that no other value of is supported; a missing key has that value.
 ConfigColumn always(const char* key, bool value);
 ConfigColumn always(const char* key, double value, const char* meaning);
-/// null or missing only; any other value means `meaning`.
-ConfigColumn never(const char* key, const char* meaning);
-/// Names of the activations that the architecture may have, the first of equal ones is written.
-using ActivationNames = std::vector<std::pair<const char*, Activation>>;
 ConfigColumn activation(const char* key, const char* absent);
 
 struct RopeKeys {

@@ -20,7 +20,7 @@ std::vector<ConfigColumn> gemma_columns(const char* key, int64_t kv_heads_absent
   std::vector<ConfigColumn> columns = llama_columns(kv_heads_absent, 1e-6, true);
   columns.front() = activation(key, "gelu_pytorch_tanh");
   columns.push_back(head_width(256));
-  columns.push_back(flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, false));
+  columns.push_back(attention_bias(false));
   return columns;
 }
 

@@ -16,6 +16,15 @@ std::vector<WeightColumn> biased_norm(const std::string& theirs, const std::stri
 /// A function: rows may be made before the constants of this file.
 std::vector<std::string> qkv() { return {"attention.query", "attention.key", "attention.value"}; }
 
+/// The layer of GPT-NeoX, BLOOM and Falcon.
+std::vector<WeightColumn> fused_layer(const std::string& attention) {
+  return joined({biased_norm("input_layernorm", "attention_norm"),
+                 with_bias(attention + ".query_key_value", qkv(), Form::by_head),
+                 with_bias(attention + ".dense", {"attention.output"}),
+                 biased_norm("post_attention_layernorm", "mlp_norm"), with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
+                 with_bias("mlp.dense_4h_to_h", {"mlp.down"})});
+}
+
 }  // namespace
 
 ArchitectureRow gpt2_row() {
@@ -67,17 +76,11 @@ ArchitectureRow gpt_neox_row() {
                       real("layer_norm_eps", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(false),
                       dropout({"attention_dropout", "hidden_dropout"}, 0),
                       rope({.fraction = 0.25, .theta_key = "rotary_emb_base", .fraction_key = "rotary_pct"}),
-                      flag("use_parallel_residual", {CARAVAN_FIELD(arch.is_parallel)}, true),
-                      flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, true)},
+                      flag("use_parallel_residual", {CARAVAN_FIELD(arch.is_parallel)}, true), attention_bias(true)},
           .weights = {.prefix = "gpt_neox.",
                       .layers = "layers",
                       .first = {{"embed_in.weight", {"embedding.token.weight"}}},
-                      .layer = joined({biased_norm("input_layernorm", "attention_norm"),
-                                       biased_norm("post_attention_layernorm", "mlp_norm"),
-                                       with_bias("attention.query_key_value", qkv(), Form::by_head),
-                                       with_bias("attention.dense", {"attention.output"}),
-                                       with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
-                                       with_bias("mlp.dense_4h_to_h", {"mlp.down"})}),
+                      .layer = fused_layer("attention"),
                       .last = joined({biased_norm("final_layer_norm", "head.norm"),
                                       columns_of("/embed_out.weight", "head.weight")})},
           .begin = 0,
@@ -147,12 +150,7 @@ ArchitectureRow bloom_row() {
                       .layers = "h",
                       .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
                                        biased_norm("word_embeddings_layernorm", "embedding.norm")}),
-                      .layer = joined({biased_norm("input_layernorm", "attention_norm"),
-                                       with_bias("self_attention.query_key_value", qkv(), Form::by_head),
-                                       with_bias("self_attention.dense", {"attention.output"}),
-                                       biased_norm("post_attention_layernorm", "mlp_norm"),
-                                       with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
-                                       with_bias("mlp.dense_4h_to_h", {"mlp.down"})}),
+                      .layer = fused_layer("self_attention"),
                       .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
           .begin = 1,
           .end = 2};
@@ -194,12 +192,7 @@ ArchitectureRow falcon_row() {
       .weights = {.prefix = "transformer.",
                   .layers = "h",
                   .first = {{"word_embeddings.weight", {"embedding.token.weight"}}},
-                  .layer = joined({biased_norm("input_layernorm", "attention_norm"),
-                                   with_bias("self_attention.query_key_value", qkv(), Form::by_head),
-                                   with_bias("self_attention.dense", {"attention.output"}),
-                                   biased_norm("post_attention_layernorm", "mlp_norm"),
-                                   with_bias("mlp.dense_h_to_4h", {"mlp.up"}),
-                                   with_bias("mlp.dense_4h_to_h", {"mlp.down"})}),
+                  .layer = fused_layer("self_attention"),
                   .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
       .begin = 11,
       .end = 11};

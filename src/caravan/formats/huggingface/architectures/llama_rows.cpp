@@ -35,10 +35,8 @@ ArchitectureRow llama_row() {
       .name = "llama",
       .their_class = "LlamaForCausalLM",
       .base = {.arch = Architecture::llama()},
-      .columns = joined(
-          {llama_columns(0, 1e-6, false),
-           {rope({}), flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, false),
-            flag("mlp_bias", {CARAVAN_FIELD(arch.mlp_bias)}, false)}}),
+      .columns = joined({llama_columns(0, 1e-6, false),
+                         {rope({}), attention_bias(false), flag("mlp_bias", {CARAVAN_FIELD(arch.mlp_bias)}, false)}}),
       .weights = llama_weights(llama_layer(llama_mlp())),
       .begin = 1,
       .end = 2};
@@ -107,11 +105,9 @@ ArchitectureRow smollm3_row() {
   return {.name = "smollm3",
           .their_class = "SmolLM3ForCausalLM",
           .base = {.arch = Architecture::llama(), .rope_theta = 2e6, .unrotated_layers = LayerSet::every(4)},
-          .columns =
-              joined({llama_columns(4, 1e-6, true),
-                      {rope({.theta = 2e6}), unrotated, window(WindowRule::types_unrotated, 0),
-                       flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, false),
-                       flag("mlp_bias", {CARAVAN_FIELD(arch.mlp_bias)}, false)}}),
+          .columns = joined({llama_columns(4, 1e-6, true),
+                             {rope({.theta = 2e6}), unrotated, window(WindowRule::types_unrotated, 0),
+                              attention_bias(false), flag("mlp_bias", {CARAVAN_FIELD(arch.mlp_bias)}, false)}}),
           .weights = llama_weights(llama_layer(llama_mlp())),
           .begin = 128000,
           .end = 128001};
@@ -125,9 +121,7 @@ ArchitectureRow olmo2_row() {
   return {.name = "olmo2",
           .their_class = "Olmo2ForCausalLM",
           .base = {.arch = arch},
-          .columns = joined({llama_columns(0, 1e-5, false),
-                             {rope({}), flag("attention_bias",
-                                             {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, false)}}),
+          .columns = joined({llama_columns(0, 1e-5, false), {rope({}), attention_bias(false)}}),
           .weights = llama_weights(joined({llama_attention(),
                                            {norm_weight("self_attn.q_norm", "attention.query_norm"),
                                             norm_weight("self_attn.k_norm", "attention.key_norm"),

@@ -15,14 +15,16 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFull = "full_attention";
 constexpr const char* kSliding = "sliding_attention";
 
+/// Of equal ones the first is written.
+constexpr std::array<std::pair<const char*, RopeScalingKind>, 7> kKinds{{{"default", RopeScalingKind::none},
+                                                                         {"linear", RopeScalingKind::linear},
+                                                                         {"dynamic", RopeScalingKind::dynamic},
+                                                                         {"llama3", RopeScalingKind::llama3},
+                                                                         {"yarn", RopeScalingKind::yarn},
+                                                                         {"longrope", RopeScalingKind::longrope},
+                                                                         {"su", RopeScalingKind::longrope}}};
+
 RopeScalingKind scaling_kind(const ConfigReader& in) {
-  static const std::array<std::pair<const char*, RopeScalingKind>, 7> kKinds{{{"default", RopeScalingKind::none},
-                                                                              {"linear", RopeScalingKind::linear},
-                                                                              {"dynamic", RopeScalingKind::dynamic},
-                                                                              {"llama3", RopeScalingKind::llama3},
-                                                                              {"yarn", RopeScalingKind::yarn},
-                                                                              {"longrope", RopeScalingKind::longrope},
-                                                                              {"su", RopeScalingKind::longrope}}};
   const std::string type = in.text_or("rope_type", in.text_or("type", "default"));
   std::vector<std::string> names;
   for (const auto& [name, kind] : kKinds) {
@@ -34,8 +36,7 @@ RopeScalingKind scaling_kind(const ConfigReader& in) {
 }
 
 const char* name_of(RopeScalingKind kind) {
-  constexpr std::array<const char*, 6> kNames{"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
-  return kNames.at(static_cast<size_t>(kind));
+  return std::ranges::find(kKinds, kind, [](const auto& one) { return one.second; })->first;
 }
 
 /// The members of a scaling beside its kind.

@@ -28,10 +28,6 @@ std::vector<WeightColumn> qwen3_layer(std::vector<WeightColumn> mlp) {
        std::move(mlp)});
 }
 
-ConfigColumn attention_bias() {
-  return flag("attention_bias", {CARAVAN_FIELD(arch.qkv_bias), CARAVAN_FIELD(arch.output_bias)}, false);
-}
-
 }  // namespace
 
 ArchitectureRow qwen2_row() {
@@ -65,12 +61,13 @@ ArchitectureRow qwen2_moe_row() {
 }
 
 ArchitectureRow qwen3_row() {
-  return {.name = "qwen3",
-          .their_class = "Qwen3ForCausalLM",
-          .base = {.arch = qwen3()},
-          .columns = joined({llama_columns(32, 1e-6, false),
-                             {head_width(128), rope({}), window(WindowRule::types_if_used, 4096), attention_bias()}}),
-          .weights = llama_weights(qwen3_layer(llama_mlp()))};
+  return {
+      .name = "qwen3",
+      .their_class = "Qwen3ForCausalLM",
+      .base = {.arch = qwen3()},
+      .columns = joined({llama_columns(32, 1e-6, false),
+                         {head_width(128), rope({}), window(WindowRule::types_if_used, 4096), attention_bias(false)}}),
+      .weights = llama_weights(qwen3_layer(llama_mlp()))};
 }
 
 ArchitectureRow qwen3_moe_row() {
@@ -83,7 +80,7 @@ ArchitectureRow qwen3_moe_row() {
            {rope({}), window(WindowRule::if_used, 4096),
             experts(
                 {.experts = "num_experts", .hidden = "moe_intermediate_size", .top_k = 8, .has_dense_layers = true}),
-            flag("norm_topk_prob", {CARAVAN_FIELD(moe.normalize)}, false), attention_bias()}}),
+            flag("norm_topk_prob", {CARAVAN_FIELD(moe.normalize)}, false), attention_bias(false)}}),
       .weights = llama_weights(qwen3_layer(joined({llama_mlp(), llama_experts()})))};
 }
 
