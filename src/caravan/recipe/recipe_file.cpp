@@ -13,6 +13,7 @@
 #include "caravan/data/unicode/utf8.h"
 #include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/recipe/init_from.h"
+#include "caravan/recipe/key_kinds.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/recipe/recipe_value.h"
 #include "caravan/registry/registry.h"
