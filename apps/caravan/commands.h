@@ -27,6 +27,7 @@ int about(const AboutArguments& arguments);  ///< version, completion, manual
 // Commands of the rank program, because they need libtorch.
 int train(const TrainArguments& arguments);
 int generate(const GenerateArguments& arguments);
+int ask(const AskArguments& arguments);  ///< fill-mask, classify, embed
 int evaluate(const EvaluateArguments& arguments);
 int export_model(const ExportArguments& arguments);
 int import_model(const ImportArguments& arguments);

@@ -71,6 +71,8 @@ int run(const CommandLine& line, int argc, char** argv) {
     }
     case CommandLine::Command::generate:
       return start(plan_ranks(line.generate.ranks, "", /*default_ranks=*/1), "generate", argc, argv);
+    case CommandLine::Command::ask:
+      return start(plan_ranks(line.ask.ranks, "", /*default_ranks=*/1), "ask", argc, argv);
     case CommandLine::Command::evaluate:
       return start(plan_ranks(line.evaluate.ranks, "", /*default_ranks=*/1), "evaluate", argc, argv);
     case CommandLine::Command::run: return run_program(line.run);

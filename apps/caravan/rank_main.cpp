@@ -13,6 +13,7 @@ int dispatch(const CommandLine& line) {
   switch (line.command) {
     case CommandLine::Command::train: return train(line.train);
     case CommandLine::Command::generate: return generate(line.generate);
+    case CommandLine::Command::ask: return ask(line.ask);
     case CommandLine::Command::evaluate: return evaluate(line.evaluate);
     case CommandLine::Command::export_model: return export_model(line.export_model);
     case CommandLine::Command::import_model: return import_model(line.import_model);

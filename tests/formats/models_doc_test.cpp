@@ -28,6 +28,10 @@ ModelConfig usual_model(const ArchitectureRow& row) {
   config.heads = 16;
   config.kv_heads = 16;
   config.vocabulary = 1024;
+  if (row.base.has_encoder()) {
+    config.encoder_layers = 4;
+    config.source_context = config.context;
+  }
   if (config.moe.is_used()) config.moe.experts = 8;
   return config;
 }

@@ -8,6 +8,12 @@ namespace caravan::testing {
 inline ModelConfig small_model(const ArchitectureRow& row, ModelConfig sizes) {
   set_architecture(sizes, row);
   if (row.name == "bloom") sizes.hidden = 0;  // which its config.json does not have
+  if (row.base.has_encoder()) {
+    sizes.encoder_layers = sizes.layers / 2;
+    sizes.source_context = sizes.context;
+    sizes.own_head_width = 6;
+  }
+  if (row.name == "bert") sizes.tie_embeddings = true;  // as transformers has it
   if (sizes.arch.qk_norm == QkNorm::head) sizes.own_head_width = 8;
   if (sizes.moe.is_used()) {
     sizes.moe.experts = 4;

@@ -244,7 +244,7 @@ struct Trained {
 Trained train_block(NormKind norm, at::ScalarType type, const Around& around_norms) {
   ModelConfig config = testing::tiny_config(Architecture::gpt2());
   config.arch.norm = norm;
-  Block block(config, 0, nullptr);
+  Block block(config, 0, {});
   uint64_t seed = 10;
   for (Parameter* parameter : block.parameters()) {
     parameter->set_sharded(normal(parameter->global_shape(), ++seed).to(type).requires_grad_(true), {});

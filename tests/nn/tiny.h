@@ -44,6 +44,7 @@ struct Fixture {
   std::map<std::string, at::Tensor> tensors;
 
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
+  bool has(const std::string& name) const { return tensors.contains(name); }
   /// The tensors whose name begins with `prefix`, without it, as fp64 or another dtype.
   NamedTensors below(const std::string& prefix, at::ScalarType type) const;
 };

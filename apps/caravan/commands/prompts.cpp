@@ -27,14 +27,16 @@ bool is_pipe_with_data() {
          (entry.revents & POLLIN) != 0;
 }
 
+std::string standard_input() {
+  std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
 /// Standard input is read only on request: in a shell loop or under a service manager it is not meant for this program
 /// and may never end.
 std::string one_prompt(const GenerateArguments& arguments) {
-  if (arguments.prompt == "-") {
-    std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    return text;
-  }
+  if (arguments.prompt == "-") return standard_input();
   if (arguments.prompt) return *arguments.prompt;
   if (is_pipe_with_data())
     std::fputs("caravan: standard input is not read; --prompt - reads the prompt from it\n", stderr);
@@ -62,7 +64,34 @@ std::vector<std::string> prompts_of_json(const std::filesystem::path& path) {
   return prompts;
 }
 
+std::vector<AskedText> texts_of_json(const std::filesystem::path& path) {
+  std::vector<AskedText> texts;
+  for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
+    AskedText& text = texts.emplace_back();
+    text.text = text_field(object, "text", path, number);
+    if (object.contains("pair")) text.pair = text_field(object, "pair", path, number);
+  });
+  return texts;
+}
+
 }  // namespace
+
+std::vector<AskedText> read_texts(const AskArguments& arguments) {
+  if (arguments.texts.empty()) {
+    if (!arguments.text)
+      throw UsageError({"ask", "--text", "no text is given", "", "give one: --text TEXT, or --texts FILE"});
+    return {{arguments.text == "-" ? standard_input() : *arguments.text, arguments.pair}};
+  }
+  const std::filesystem::path path = arguments.texts;
+  std::vector<AskedText> texts;
+  if (path.extension() == ".jsonl") {
+    texts = texts_of_json(path);
+  } else {
+    for (std::string& line : prompts_of_text(path)) texts.push_back({std::move(line), ""});
+  }
+  if (texts.empty()) throw DataError({"ask", path.string(), "holds no text", "", "write one text per line"});
+  return texts;
+}
 
 std::vector<std::string> read_prompts(const GenerateArguments& arguments) {
   if (arguments.prompts.empty()) return {one_prompt(arguments)};

@@ -11,4 +11,12 @@ namespace caravan::app {
 /// a file without prompts, and naming file and line for a line that holds none.
 std::vector<std::string> read_prompts(const GenerateArguments& arguments);
 
+/// The texts of fill-mask, classify and embed: --text with --pair, or those of --texts. Throws as above, and UsageError
+/// if there is neither.
+struct AskedText {
+  std::string text;
+  std::string pair;  ///< "": none
+};
+std::vector<AskedText> read_texts(const AskArguments& arguments);
+
 }  // namespace caravan::app

@@ -101,7 +101,7 @@ int inspect_schedule(const InspectArguments& arguments) {
       "FLOPs\n",
       defers_weights(plan.order) ? "" : " with weight gradients");
   print_ranks(plan, recipe, ranks.num_ranks);
-  if (recipe.model.tie_embeddings) fmt::print("in addition, the last stage shares the tied embedding with the first\n");
+  if (recipe.model.ties_head()) fmt::print("in addition, the last stage shares the tied embedding with the first\n");
   print_bubble(plan);
   if (!arguments.svg.empty()) {
     write_file_durably(arguments.svg, to_svg(drawn, plan.order.rank_of_stage, title), "inspect");

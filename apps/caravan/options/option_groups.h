@@ -22,6 +22,7 @@ void add_inspect(CLI::App& app, CommandLine& line);
 void add_plan(CLI::App& app, CommandLine& line);
 void add_prove(CLI::App& app, CommandLine& line);
 void add_generate(CLI::App& app, CommandLine& line);
+void add_ask(CLI::App& app, CommandLine& line);
 void add_evaluate(CLI::App& app, CommandLine& line);
 void add_hugging_face(CLI::App& app, CommandLine& line);
 void add_reports(CLI::App& app, CommandLine& line);

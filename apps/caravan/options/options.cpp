@@ -34,8 +34,8 @@ void add_commands(CLI::App& app, CommandLine& line) {
   app.require_subcommand(1);
   app.allow_extras();
   for (const auto add :
-       {add_train, add_run, add_new, add_generate, add_evaluate, add_hugging_face, add_inspect, add_plan, add_prove,
-        add_reports, add_tokenizer, add_data, add_cache, add_bench, add_doctor, add_about}) {
+       {add_train, add_run, add_new, add_generate, add_ask, add_evaluate, add_hugging_face, add_inspect, add_plan,
+        add_prove, add_reports, add_tokenizer, add_data, add_cache, add_bench, add_doctor, add_about}) {
     add(app, line);
   }
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) command->allow_extras();

@@ -60,6 +60,21 @@ struct GenerateArguments {
   int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
 };
 
+/// fill-mask, classify, embed
+struct AskArguments {
+  enum class What : uint8_t { fill_mask, classify, embed } what = What::fill_mask;
+  std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
+  std::optional<std::string> text;
+  std::string pair;   ///< "": none
+  std::string texts;  ///< a file of texts; "": not given
+  int64_t top = 5;
+  std::string pooling = "mean";
+  bool json = false;
+  bool truncate = false;
+  std::optional<int> ranks;
+  int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
+};
+
 struct EvaluateArguments {
   std::string model;               ///< run, checkpoint or Hugging Face folder
   std::vector<std::string> texts;  ///< files, folders or patterns; empty with tasks
@@ -197,6 +212,7 @@ struct CommandLine {
     run,
     new_project,
     generate,
+    ask,
     evaluate,
     export_model,
     import_model,
@@ -217,6 +233,7 @@ struct CommandLine {
   RunArguments run;
   NewArguments new_project;
   GenerateArguments generate;
+  AskArguments ask;
   EvaluateArguments evaluate;
   ExportArguments export_model;
   ImportArguments import_model;

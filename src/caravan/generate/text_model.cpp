@@ -3,6 +3,10 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
+#include <utility>
+
+#include <ATen/ops/empty.h>
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stages/stage_runner.h"
@@ -18,10 +22,29 @@ Model& model_of(Engine& engine) {
   return *model;
 }
 
-/// The head computes only the last position.
-Tensors at_last_position(Module& /*head*/, Tensors inputs, const ForwardContext& context, const Next& next) {
-  inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - 1, 1);
-  return next(std::move(inputs), context);
+using Part = TextModel::Part;
+
+/// Around the head: it computes what is asked for.
+Around at_head(const std::shared_ptr<Part>& part) {
+  return [part](Module& head, Tensors inputs, const ForwardContext& context, const Next& next) -> Tensors {
+    if (*part == Part::states) return {dynamic_cast<Head&>(head).states(inputs.front(), context)};
+    if (*part == Part::last) inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - 1, 1);
+    return next(std::move(inputs), context);
+  };
+}
+
+/// From the first rank that has it.
+at::Tensor shared(const at::Tensor& own, Communicator& world) {
+  std::array<int64_t, 4> about{own.defined() ? -world.rank() : std::numeric_limits<int64_t>::min(), 0, 0, 0};
+  Buffer buffer{about.data(), 1, Dtype::int64};
+  world.all_reduce(buffer, buffer, ReduceOp::max, "output of the model");
+  const auto root = static_cast<int>(-about[0]);
+  if (own.defined()) about = {about[0], own.size(0), own.size(1), 0};
+  buffer = {about.data(), static_cast<int64_t>(about.size()), Dtype::int64};
+  world.broadcast(buffer, root, "output of the model");
+  at::Tensor all = world.rank() == root ? own.contiguous() : at::empty({about[1], about[2]}, at::kFloat);
+  world.broadcast({all.mutable_data_ptr(), all.numel(), Dtype::fp32}, root, "output of the model");
+  return all;
 }
 
 }  // namespace
@@ -30,7 +53,9 @@ TextModel::TextModel(Model& of)
     : model(of),
       logits([&of](const at::Tensor& ids, const ForwardContext& context) { return of.run({ids}, context).front(); }),
       agree([](const Choice& own) { return own; }),
-      last_position_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_last_position))) {}
+      share_([](const at::Tensor& own) { return own; }),
+      part_(std::make_shared<Part>(Part::last)),
+      at_head_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_head(part_)))) {}
 
 TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
   evaluation_ = std::make_shared<EvaluationScope>(engine);
@@ -41,6 +66,7 @@ TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
     const at::Tensor all = runner->evaluate({.ids = ids.expand({rows, -1}), .labels = {}, .context = context});
     return all.defined() ? all.narrow(0, 0, 1) : all;
   };
+  share_ = [&engine](const at::Tensor& own) { return shared(own, engine.mesh().world()); };
   agree = [&engine](const Choice& own) {
     // The bits of a negative double, as a negative integer: the larger number is the larger logarithm.
     std::array<int64_t, 3> numbers{own.token, own.stops ? 1 : 0,
@@ -49,6 +75,18 @@ TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
     engine.mesh().world().all_reduce(buffer, buffer, ReduceOp::max, "sampled token");
     return Choice{numbers[0], numbers[1] != 0, -std::bit_cast<double>(-numbers[2])};
   };
+}
+
+at::Tensor TextModel::output(const at::Tensor& ids, const ForwardContext& context, Part part) const {
+  struct Scope {
+    explicit Scope(Part& part_, Part now) : part(part_) { part = now; }
+    ~Scope() { part = Part::last; }
+    Part& part;
+  };
+  const Scope scope(*part_, part);
+  at::Tensor own = logits(ids, context);
+  if (own.defined()) own = own.select(0, 0).to(at::kFloat).to(at::kCPU);
+  return share_(own);
 }
 
 }  // namespace caravan

@@ -30,9 +30,20 @@ struct TextModel {
   };
   std::function<Choice(Choice own)> agree;
 
+  enum class Part : uint8_t {
+    last,    ///< logits of the last position
+    logits,  ///< those of all positions
+    states,  ///< what the last layer returns, normed as the model has it
+  };
+  /// Logits or states of all tokens of one text, `ids` [1, tokens]: [tokens, features] in fp32, the same on every rank.
+  /// Every rank calls it.
+  at::Tensor output(const at::Tensor& ids, const ForwardContext& context, Part part) const;
+
  private:
+  std::function<at::Tensor(const at::Tensor& own)> share_;  ///< of the ranks that have it, to all
+  std::shared_ptr<Part> part_;
   std::shared_ptr<void> evaluation_;  ///< of the engine, as long as this lives
-  std::shared_ptr<Hook> last_position_;
+  std::shared_ptr<Hook> at_head_;
 };
 
 }  // namespace caravan

@@ -1,5 +1,6 @@
 #include "caravan/models/model.h"
 
+#include <array>
 #include <string>
 
 #include <fmt/format.h>
@@ -29,8 +30,13 @@ BlockList::BlockList(const ModelConfig& config) {
     }
     return ropes.emplace_back(std::make_shared<RopeTable>(settings));
   };
+  std::array<Parameter*, 2> buckets{};  // of encoder and decoder
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    list_.push_back(&register_module<Block>(std::to_string(layer), config, layer, rope_of(layer)));
+    Parameter*& shared = buckets[config.is_of_encoder(layer) ? 0 : 1];
+    auto& block = register_module<Block>(std::to_string(layer), config, layer,
+                                         Attention::Shared{.rope = rope_of(layer), .buckets = shared});
+    shared = block.attention().buckets();
+    list_.push_back(&block);
   }
 }
 
@@ -43,7 +49,7 @@ Model::Model(const ModelConfig& config)
     : config_(valid(config)),
       embedding_(register_module<InputEmbedding>("embedding", config_)),
       blocks_(register_module<BlockList>("blocks", config_)),
-      head_(register_module<Head>("head", config_, config_.tie_embeddings ? &embedding_.token_weight() : nullptr)) {
+      head_(register_module<Head>("head", config_, config_.ties_head() ? &embedding_.token_weight() : nullptr)) {
   if (!config_.lora.is_used()) return;
   for (Parameter* parameter : parameters()) parameter->set_requires_grad(false);
   for (const LinearShape& layer : adapted_layers(config_)) {

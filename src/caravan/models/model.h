@@ -23,9 +23,12 @@ class BlockList final : public Module {
   std::vector<Module*> list_;
 };
 
-/// A decoder for next-token prediction, as its config's architecture says. run({ids}) -> {logits [batch, sequence,
-/// vocabulary]}; run({ids, labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted),
-/// kIgnoredLabel for none.
+/// A model of texts, as its config's architecture says. run({ids}) -> {logits [batch, sequence, vocabulary]}; run({ids,
+/// labels}) -> {loss}: labels[b, t] is the target of ids[b, t] (already shifted), kIgnoredLabel for none.
+///
+/// With an encoder, a row is a source followed by its target (ForwardContext::sources); logits and loss are of the
+/// target, and labels of the source do not count. With classes, logits are [batch, sequence, classes], and a text has
+/// its label at the token that speaks for it: the first one of an encoder, the last one of a decoder.
 ///
 /// Modules: "embedding", "blocks.0", .., "head". blocks() lists them; running them in order runs the model (labels pass
 /// through to the head, or are given only to it). Not thread-safe.

@@ -42,6 +42,13 @@ struct ForwardContext {
   /// Document ids of a packed batch, int64 [batch, sequence]: attention stays within a document. Undefined: each row is
   /// one document.
   at::Tensor documents{};
+  /// Types of the tokens, like documents, for models that have them (ModelConfig::token_types). Undefined: all 0.
+  at::Tensor token_types{};
+  /// For models with an encoder: the tokens at the front of each row that are its source; -1: the whole source_context
+  /// of the model. In a generation the rows that follow the first ones have none.
+  int64_t sources = -1;
+  /// In layers that attend to an encoder's states: documents of the source, where `documents` are those of the target.
+  at::Tensor source_documents{};
 
   /// The global elements that the local activations are; for random numbers only. `data`: as the batch is split over
   /// data axes; `index`: for the activations of the current module, which a tensor technique may have split further or

@@ -8,7 +8,7 @@ namespace {
 auto all_but_name(const Architecture& a) {
   return std::tie(a.norm, a.norm_place, a.is_parallel, a.has_one_norm, a.positions, a.embedding_norm,
                   a.scales_embedding, a.drops_branches, a.qkv_bias, a.output_bias, a.qk_norm, a.is_gated, a.activation,
-                  a.mlp_bias);
+                  a.mlp_bias, a.is_causal, a.head, a.scales_head, a.drops_output);
 }
 
 }  // namespace

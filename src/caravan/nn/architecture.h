@@ -12,6 +12,7 @@ enum class NormPlace : uint8_t {
   before,  ///< x + f(norm(x)): GPT-2, Llama
   after,   ///< x + norm(f(x)): OLMo 2
   both,    ///< x + norm(f(norm(x))): Gemma 2
+  sum,     ///< norm(x + f(x)): BERT
 };
 /// How a token knows its position.
 enum class Positions : uint8_t {
@@ -19,6 +20,7 @@ enum class Positions : uint8_t {
   learned,  ///< a vector for each position is added to the embedding
   rotary,   ///< queries and keys are rotated (Su et al., arXiv 2104.09864)
   alibi,    ///< scores fall with the distance, by a slope for each head (Press et al., arXiv 2108.12409)
+  buckets,  ///< a learned bias of scores for each head and bucket of distances: T5 (Raffel et al., arXiv 1910.10683)
 };
 /// Norms of queries and keys.
 enum class QkNorm : uint8_t {
@@ -27,8 +29,13 @@ enum class QkNorm : uint8_t {
   whole,  ///< of all heads together: OLMo 2
 };
 enum class Activation : uint8_t { gelu_tanh, gelu, relu, silu };
+/// What comes between the last layer and the logits of the vocabulary.
+enum class HeadKind : uint8_t {
+  language,  ///< the last norm, if norms come before branches
+  masked,    ///< norm(activation(linear(x))), and a bias for each token: BERT
+};
 
-/// What the layers of a decoder compute, apart from sizes and numbers, which are in ModelConfig. The rows of
+/// What the layers of a model compute, apart from sizes and numbers, which are in ModelConfig. The rows of
 /// formats/huggingface/architectures name the combinations that there are models of; others can be trained, but not
 /// exported.
 struct Architecture {
@@ -47,6 +54,10 @@ struct Architecture {
   bool is_gated = false;  ///< MLP: down(activation(gate x) * up x), else down(activation(up x))
   Activation activation = Activation::gelu_tanh;
   bool mlp_bias = true;
+  bool is_causal = true;  ///< a token sees earlier ones; false: all of its text: BERT. Layers of an encoder always do
+  HeadKind head = HeadKind::language;
+  bool scales_head = false;   ///< hidden states are divided by sqrt(width) before the head: T5
+  bool drops_output = false;  ///< dropout of what the last layer returns, of an encoder too: T5
 
   static Architecture gpt2() { return {}; }
   static Architecture llama();
@@ -54,8 +65,10 @@ struct Architecture {
   bool rotates() const noexcept { return positions == Positions::rotary; }
   /// Whether norms have a bias.
   bool has_norm_bias() const noexcept { return norm == NormKind::layer; }
-  bool has_norms_before() const noexcept { return norm_place != NormPlace::after; }
+  bool has_norms_before() const noexcept { return norm_place == NormPlace::before || norm_place == NormPlace::both; }
   bool has_norms_after() const noexcept { return norm_place != NormPlace::before; }
+  /// Whether the last layer's stream is not normed yet.
+  bool has_last_norm() const noexcept { return norm_place != NormPlace::sum; }
   /// Whether they compute the same, whatever their names.
   bool operator==(const Architecture& other) const noexcept;
 };

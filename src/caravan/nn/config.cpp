@@ -100,6 +100,40 @@ void check_scaling(const ModelConfig& c) {
   }
 }
 
+/// Encoders, and models that are not causal.
+void check_texts(const ModelConfig& c) {
+  check_range("encoder_layers", c.encoder_layers, 0, c.layers - 1);
+  check_range("source_context", c.source_context, c.has_encoder() ? 1 : 0, c.has_encoder() ? 1 << 28 : 0);
+  check_range("token_types", c.token_types, 0, 1 << 16);
+  check_range("classes", c.classes, 0, 1 << 24);
+  check_range("buckets", c.buckets, 4, 1 << 16);
+  if (c.bucket_distance <= c.buckets / 2) {
+    refuse("bucket_distance", fmt::format("{} is not above half of {} buckets", c.bucket_distance, c.buckets),
+           fmt::format("use {}", 4 * c.buckets));
+  }
+  const bool has_full = c.has_encoder() || !c.arch.is_causal;
+  if (has_full && (c.window > 0 || c.arch.positions == Positions::alibi)) {
+    refuse(c.window > 0 ? "window" : "positions",
+           fmt::format("{} in layers that see a whole text", c.window > 0 ? "a window" : "slopes"),
+           c.window > 0 ? "use window = 0" : "use \"buckets\", \"rotary\" or \"learned\"");
+  }
+  if (!c.has_encoder()) return;
+  if (!c.arch.is_causal) {
+    refuse("causal", "a decoder that reads an encoder's states and sees its whole text", "use causal = true");
+  }
+  const auto refuse_with = [](std::string_view key, std::string_view what, std::string action) {
+    refuse(key, fmt::format("{} with an encoder", what), std::move(action));
+  };
+  if (c.arch.positions != Positions::buckets) refuse_with("positions", "other than buckets", "use \"buckets\"");
+  if (c.arch.is_parallel) refuse_with("parallel", "parallel branches", "use parallel = false");
+  if (c.arch.head == HeadKind::masked) refuse_with("head", "a head of masked tokens", "use head = \"language\"");
+  if (c.classes > 0) refuse_with("classes", "classes of texts", "let the model write the name of the class");
+  if (c.token_types > 0) refuse_with("token_types", "types of tokens", "use token_types = 0");
+  if (c.moe.is_used()) {
+    throw UsageError({"model", "moe.experts", "experts with an encoder", "", "use experts = 0"});
+  }
+}
+
 /// Numbers of which 0 means none.
 void check_caps(const ModelConfig& c) {
   const auto check = [](std::string_view key, double value, std::string_view usual) {
@@ -203,6 +237,7 @@ void ModelConfig::validate() const {
     refuse("one_norm", "two branches that are not parallel, or have norms after them, cannot read one norm",
            "use parallel = true and norm_place = \"before\", or one_norm = false");
   }
+  check_texts(*this);
   check_scaling(*this);
   check_caps(*this);
   check_real("dropout", dropout, dropout >= 0 && dropout < 1, "in [0, 1)", "0 or 0.1");
@@ -247,33 +282,59 @@ int64_t attention_parameters(const ModelConfig& c) {
 
 int64_t ModelConfig::num_parameters() const noexcept {
   const int64_t norm = (arch.has_norm_bias() ? 2 : 1) * width;
-  const int64_t layer = attention_parameters(*this) + norms_of_layer(arch) * norm;
+  const int64_t norms = norms_of_layer(arch) * norm;
+  const int64_t layer = attention_parameters(*this) + norms;
   const int64_t with_experts = num_expert_layers();
   const int64_t feeds = (with_experts > 0 ? with_experts * expert_parameters(*this) : 0) +
                         (layers - with_experts) * mlp_parameters(*this, dense_width());
-  const int64_t words = (vocabulary + (arch.positions == Positions::learned ? context : 0)) * width;
-  const int64_t rest = words + norm + (arch.embedding_norm ? norm : 0) + (tie_embeddings ? 0 : vocabulary * width);
-  return rest + layers * layer + feeds + adapter_parameters(*this);
+  int64_t stacks = arch.positions == Positions::buckets ? buckets * heads : 0;
+  int64_t of_encoder = 0;
+  if (has_encoder()) {
+    of_encoder = (layers - encoder_layers) * (attention_parameters(*this) + norms / 2);  // the cross attention
+    of_encoder += stacks + (arch.has_last_norm() ? norm : 0);
+  }
+  const int64_t words = (vocabulary + token_types + (arch.positions == Positions::learned ? context : 0)) * width;
+  int64_t head = (ties_head() ? 0 : num_outputs() * width) + (arch.has_last_norm() ? norm : 0);
+  if (has_transform()) head += width * width + width + num_outputs();
+  if (has_transform() && classes == 0 && !arch.has_last_norm()) head += norm;
+  return words + (arch.embedding_norm ? norm : 0) + stacks + layers * layer + feeds + of_encoder + head +
+         adapter_parameters(*this);
 }
 
-double ModelConfig::flops_per_token(int64_t length) const noexcept {
+double ModelConfig::forward_flops_of_layer(int64_t layer, int64_t length) const noexcept {
   const auto h = static_cast<double>(width);
   const auto queries = static_cast<double>(query_width());
-  const double projections = 4 * h * (queries + static_cast<double>(kv_width()));
+  const auto keys = static_cast<double>(kv_width());
   const auto of_mlp = [&](int64_t features) {
     return 2 * static_cast<double>(num_matrices(arch)) * h * static_cast<double>(features);
   };
-  const int64_t with_experts = num_expert_layers();
-  double layers_forward = static_cast<double>(layers - with_experts) * of_mlp(dense_width());
-  if (with_experts > 0) {
-    const double experts = of_mlp(moe.top_k * hidden_width() + moe.shared_hidden);
-    layers_forward += static_cast<double>(with_experts) * (experts + 2 * h * static_cast<double>(moe.experts));
+  const auto source = static_cast<double>(source_context);
+  const auto tokens = is_of_encoder(layer) ? source : static_cast<double>(length);
+  const int64_t seen = window_of(layer);
+  const double visible = seen == 0 ? tokens : std::min(tokens, static_cast<double>(seen));
+  double of_token = 4 * h * (queries + keys) + 4 * visible * queries;
+  if (has_experts(layer)) {
+    of_token += of_mlp(moe.top_k * hidden_width() + moe.shared_hidden) + 2 * h * static_cast<double>(moe.experts);
+  } else {
+    of_token += of_mlp(dense_width());
   }
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const int64_t seen = window_of(layer) == 0 ? length : std::min(length, window_of(layer));
-    layers_forward += projections + 4 * static_cast<double>(seen) * queries;
+  double flops = tokens * of_token;
+  if (has_encoder() && !is_of_encoder(layer)) {  // queries and output of the target; keys and values of the source
+    flops += 4 * h * (tokens * queries + source * keys) + 4 * tokens * source * queries;
   }
-  const double forward = layers_forward + 2 * h * static_cast<double>(vocabulary);
+  return flops;
+}
+
+double ModelConfig::forward_flops_of_head(int64_t length) const noexcept {
+  const auto h = static_cast<double>(width);
+  const double of_token = 2 * h * static_cast<double>(num_outputs()) + (has_transform() ? 2 * h * h : 0);
+  return static_cast<double>(length) * of_token;
+}
+
+double ModelConfig::flops_per_token(int64_t length) const noexcept {
+  double forward = forward_flops_of_head(length);
+  for (int64_t layer = 0; layer < layers; ++layer) forward += forward_flops_of_layer(layer, length);
+  forward /= static_cast<double>(source_context + length);
   // A frozen weight has no gradient, which saves a third of its products.
   return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
 }
@@ -301,6 +362,14 @@ ModelConfig resolved(ModelConfig config) {
     config.rope_fraction = 1;
     config.unrotated_layers = {};
   }
+  if (config.arch.positions != Positions::buckets) {
+    config.buckets = usual.buckets;
+    config.bucket_distance = usual.bucket_distance;
+  }
+  if (config.classes > 0) {
+    config.arch.head = HeadKind::language;
+    config.tie_embeddings = usual.tie_embeddings;
+  }
   RopeScaling& scaling = config.rope_scaling;
   if (!config.arch.rotates() || !scaling.is_used()) scaling = {};
   if (scaling.original_context == 0) scaling.original_context = config.context;
@@ -314,20 +383,14 @@ ModelConfig resolved(ModelConfig config) {
   return config;
 }
 
-ModelConfig only_layer(ModelConfig config, int64_t layer) {
-  const auto of_layer = [&](LayerSet& set) { set = set.has(layer) ? LayerSet::every(1) : LayerSet(); };
-  of_layer(config.full_layers);
-  of_layer(config.unrotated_layers);
-  if (config.moe.is_used() && !config.has_experts(layer)) {
-    config.hidden = config.dense_width();
-    config.moe = {};
-  }
-  config.moe.dense_layers = {};
-  config.layers = 1;
-  return config;
-}
-
 ModelConfig first_layers(ModelConfig config, int64_t layers) {
+  if (config.has_encoder()) {
+    layers = std::max<int64_t>(layers, 2);
+    if (layers < config.layers) {
+      config.encoder_layers =
+          std::clamp<int64_t>((config.encoder_layers * layers + config.layers / 2) / config.layers, 1, layers - 1);
+    }
+  }
   if (layers >= config.layers) return config;
   config.layers = layers;
   for (LayerSet* set : {&config.full_layers, &config.unrotated_layers, &config.moe.dense_layers}) {

@@ -84,6 +84,14 @@ struct ModelConfig {
   double score_width = 0;       ///< scores are divided by its square root; 0: head_width()
   double attention_cap = 0;     ///< scores s become cap tanh(s / cap); 0: no cap
   double logits_cap = 0;        ///< the same for logits
+  /// The first of the layers, which read a source text as a whole; the others also attend to what these return (Vaswani
+  /// et al., arXiv 1706.03762). 0: no encoder.
+  int64_t encoder_layers = 0;
+  int64_t source_context = 0;  ///< longest source, which stands in front of each row; `context` is that of the target
+  int64_t token_types = 0;     ///< vectors of which one is added to each token; 0: none
+  int64_t buckets = 32;        ///< of Positions::buckets
+  int64_t bucket_distance = 128;  ///< larger distances are in the last bucket
+  int64_t classes = 0;            ///< of texts, in place of the vocabulary's logits; 0: none
 
   int64_t num_kv_heads() const noexcept { return kv_heads == 0 ? heads : kv_heads; }
   int64_t head_width() const noexcept { return own_head_width == 0 ? width / heads : own_head_width; }
@@ -95,6 +103,17 @@ struct ModelConfig {
   bool has_experts(int64_t layer) const noexcept { return moe.is_used() && !moe.dense_layers.has(layer); }
   int64_t num_expert_layers() const noexcept;
   int64_t window_of(int64_t layer) const noexcept { return full_layers.has(layer) ? 0 : window; }
+  bool has_encoder() const noexcept { return encoder_layers > 0; }
+  bool is_of_encoder(int64_t layer) const noexcept { return layer < encoder_layers; }
+  /// Whether a token of the layer sees earlier ones only.
+  bool is_causal(int64_t layer) const noexcept { return arch.is_causal && !is_of_encoder(layer); }
+  /// Tokens of a row of a batch: a source and its target, or one text.
+  int64_t row_length() const noexcept { return source_context + context; }
+  /// Rows of the head's weight.
+  int64_t num_outputs() const noexcept { return classes > 0 ? classes : vocabulary; }
+  bool ties_head() const noexcept { return tie_embeddings && classes == 0; }
+  /// Whether the head transforms its input by a linear layer: of classes, or masked tokens, of an encoder.
+  bool has_transform() const noexcept { return classes > 0 ? !arch.is_causal : arch.head == HeadKind::masked; }
   bool rotates(int64_t layer) const noexcept { return arch.rotates() && !unrotated_layers.has(layer); }
 
   /// Throws UsageError on the first impossible value. Its subject is the key ("model.heads"), its action the nearest
@@ -103,10 +122,13 @@ struct ModelConfig {
 
   /// Number of parameters, adapters included; tied weights count once.
   int64_t num_parameters() const noexcept;
-  /// Model FLOPs of training on one token of a sequence of `length`, forward and backward (3 x forward; 2 x where only
-  /// adapters are trained). Counts matrix products only, attention without its causal mask, the head even if it is
+  /// Model FLOPs of training on one token of a row whose text, or target, has `length` tokens, forward and backward (3 x
+  /// forward; 2 x where only adapters are trained). Counts matrix products only, attention without its causal mask, the head even if it is
   /// tied, the experts that a token goes through, and no recomputation.
   double flops_per_token(int64_t length) const noexcept;
+  /// Those of the forward of a layer, and of the head, for a whole row.
+  double forward_flops_of_layer(int64_t layer, int64_t length) const noexcept;
+  double forward_flops_of_head(int64_t length) const noexcept;
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -115,9 +137,7 @@ struct ModelConfig {
 /// ones.
 ModelConfig resolved(ModelConfig config);
 
-/// The first layers of the model.
+/// A model of so many layers: the first ones, of encoder and decoder in about their proportion.
 ModelConfig first_layers(ModelConfig config, int64_t layers);
-/// The model with this layer alone.
-ModelConfig only_layer(ModelConfig config, int64_t layer);
 
 }  // namespace caravan

@@ -235,10 +235,32 @@ at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardCont
   return x;
 }
 
+TypeEmbedding::TypeEmbedding(int64_t types, int64_t width)
+    : weight_(register_parameter("weight",
+                                 {.shape = {types, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
+
+at::Tensor TypeEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
+  static const OpType kType{"bsf,tf->bsf", "t", {{0}, {1}}};
+  const at::IntArrayRef tokens = input.sizes().slice(0, 2);
+  const at::Tensor types = context.token_types.defined()
+                               ? context.token_types
+                               : at::zeros({input.size(1)}, input.options().dtype(at::kLong).requires_grad(false));
+  if (context.token_types.defined() && types.sizes() != tokens) {
+    throw ShapeError({"embedding", name(), fmt::format("types [{}] of tokens [{}]", join(types.sizes()), join(tokens)),
+                      "", "give int64 [batch, sequence]"});
+  }
+  at::Tensor x = input + embedding(types, weight_, name());
+  record_layout(context, kType, x, {input, weight_}, name());
+  return x;
+}
+
 InputEmbedding::InputEmbedding(const ModelConfig& config)
     : context_(config.context),
+      source_context_(config.source_context),
       scale_(config.arch.scales_embedding ? std::sqrt(static_cast<double>(config.width)) : 1),
       token_(register_module<Embedding>("token", config.vocabulary, config.width)),
+      type_(config.token_types > 0 ? &register_module<TypeEmbedding>("type", config.token_types, config.width)
+                                   : nullptr),
       position_(config.arch.positions == Positions::learned
                     ? &register_module<PositionEmbedding>("position", config.context, config.width)
                     : nullptr),
@@ -254,16 +276,32 @@ Tensors InputEmbedding::forward(Tensors inputs, const ForwardContext& context) {
   check_positions(ids, context);
   at::Tensor x = token_(ids, context);
   if (scale_ != 1) x = scaled(x, scale_, context, name());
+  if (type_ != nullptr) x = (*type_)(x, context);
   if (position_ != nullptr) x = (*position_)(x, context);
   if (norm_ != nullptr) x = (*norm_)(x, context);
   inputs.front() = dropout_(x, context);
+  if (source_context_ > 0) {
+    auto [target, source] = split_source(inputs.front(), sources_of(context), context, name());
+    inputs.front() = std::move(target);
+    inputs.insert(inputs.begin() + 1, std::move(source));
+  }
   return inputs;
+}
+
+int64_t InputEmbedding::sources_of(const ForwardContext& context) const {
+  return context.sources >= 0 ? context.sources : source_context_;
 }
 
 void InputEmbedding::check_positions(const at::Tensor& ids, const ForwardContext& context) const {
   const at::Tensor& given = context.positions;
   if (given.defined() && (given.is_meta() || given.numel() == 0)) return;
-  const int64_t length = given.defined() ? given.max().item<int64_t>() + 1 : ids.size(1);
+  const int64_t sources = source_context_ > 0 ? sources_of(context) : 0;
+  if (sources > source_context_) {
+    throw UsageError({"embedding", name(),
+                      fmt::format("a source of {} tokens, but the model's is {}", sources, source_context_), "",
+                      "use a shorter source, or a model with a longer source context"});
+  }
+  const int64_t length = given.defined() ? given.max().item<int64_t>() + 1 : ids.size(1) - sources;
   if (length > context_) {
     throw UsageError({"embedding", name(), fmt::format("{} positions, but the model's context is {}", length, context_),
                       "", "use shorter sequences, or a model with a longer context"});

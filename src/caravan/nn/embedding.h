@@ -48,9 +48,23 @@ class PositionEmbedding final : public Layer {
   Parameter& weight_;
 };
 
+/// x [batch, sequence, width] plus, for each token, the row of its type (ForwardContext::token_types).
+class TypeEmbedding final : public Layer {
+ public:
+  TypeEmbedding(int64_t types, int64_t width);
+
+ protected:
+  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+
+ private:
+  Parameter& weight_;
+};
+
 /// The first block of a model: {ids [batch, sequence], ..} -> {stream [batch, sequence, width], ..}; token rows, scaled
-/// or not, learned positions, norm, dropout, as config.arch says. Throws UsageError if a position is outside the
+/// or not, types, learned positions, norm, dropout, as config.arch says. Throws UsageError if a position is outside the
 /// model's context.
+///
+/// With an encoder: {stream of the targets, stream of the sources, ..}.
 class InputEmbedding final : public Module {
  public:
   explicit InputEmbedding(const ModelConfig& config);
@@ -61,10 +75,13 @@ class InputEmbedding final : public Module {
 
  private:
   void check_positions(const at::Tensor& ids, const ForwardContext& context) const;
+  int64_t sources_of(const ForwardContext& context) const;
 
   int64_t context_;
+  int64_t source_context_;
   double scale_;
   Embedding& token_;
+  TypeEmbedding* type_;          ///< null: tokens have none
   PositionEmbedding* position_;  ///< null: none are learned
   Norm* norm_;                   ///< null: none
   Dropout& dropout_;

@@ -34,6 +34,12 @@ std::vector<LinearShape> layers_of_block(const ModelConfig& config, int64_t bloc
                                   {"attention.key", config.width, config.kv_width()},
                                   {"attention.value", config.width, config.kv_width()},
                                   {"attention.output", config.query_width(), config.width}};
+  if (config.has_encoder() && !config.is_of_encoder(block)) {
+    layers.insert(layers.end(), {{"cross_attention.query", config.width, config.query_width()},
+                                 {"cross_attention.key", config.width, config.kv_width()},
+                                 {"cross_attention.value", config.width, config.kv_width()},
+                                 {"cross_attention.output", config.query_width(), config.width}});
+  }
   const MoeConfig& moe = config.moe;
   if (!config.has_experts(block)) add_mlp(layers, config, "mlp", config.dense_width());
   if (config.has_experts(block) && moe.has_shared()) add_mlp(layers, config, "mlp.shared", moe.shared_hidden);
@@ -89,7 +95,7 @@ void check_lora(const ModelConfig& config) {
   for (const std::string& target : lora.targets) {
     if (std::ranges::any_of(layers, [&](const auto& layer) { return is_target(target, layer.name); })) continue;
     std::vector<std::string> names;
-    for (const LinearShape& layer : layers_of_block(config, 0)) {
+    for (const LinearShape& layer : layers_of_block(config, config.layers - 1)) {
       names.push_back(layer.name.substr(layer.name.rfind('.') + 1));
       names.push_back(layer.name);
     }

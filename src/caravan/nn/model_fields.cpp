@@ -26,10 +26,11 @@ struct Names;
     static constexpr auto all = std::to_array<const char*>({__VA_ARGS__}); \
   };
 CARAVAN_NAMES(NormKind, "layer", "rms")
-CARAVAN_NAMES(NormPlace, "before", "after", "both")
-CARAVAN_NAMES(Positions, "none", "learned", "rotary", "alibi")
+CARAVAN_NAMES(NormPlace, "before", "after", "both", "sum")
+CARAVAN_NAMES(Positions, "none", "learned", "rotary", "alibi", "buckets")
 CARAVAN_NAMES(QkNorm, "none", "head", "whole")
 CARAVAN_NAMES(Activation, "gelu_tanh", "gelu", "relu", "silu")
+CARAVAN_NAMES(HeadKind, "language", "masked")
 CARAVAN_NAMES(RopeScalingKind, "none", "linear", "dynamic", "llama3", "yarn", "longrope")
 CARAVAN_NAMES(Gates, "softmax", "sigmoid")
 CARAVAN_NAMES(BalanceScope, "sequence", "batch")
@@ -120,7 +121,17 @@ std::vector<ModelField> size_fields() {
       number_field("model.head_width", size, "features of a head; 0: width / heads", AT(own_head_width), 0, 1 << 16),
       number_field("model.hidden", size, "features inside the MLP; 0: the architecture's default", AT(hidden), 0,
                    1 << 22),
-      number_field("model.context", size, "tokens in a sequence", AT(context), 1, 1 << 24),
+      number_field("model.context", size, "tokens in a sequence; with an encoder: of the target", AT(context), 1,
+                   1 << 24),
+      number_field("model.encoder_layers", size,
+                   "the first of the layers, which read a source that the others attend to; 0: no encoder",
+                   AT(encoder_layers), 0, kManyLayers),
+      number_field("model.source_context", size, "tokens in a source; 0 without an encoder", AT(source_context), 0,
+                   1 << 24),
+      number_field("model.token_types", shape, "vectors of which one is added to each token; 0: none", AT(token_types),
+                   0, 1 << 16),
+      number_field("model.classes", size, "classes of texts that the model tells apart; 0: it has logits of tokens",
+                   AT(classes), 0, 1 << 24),
       number_field("model.vocabulary", size, "rows of the embedding; 0: the tokenizer's number of tokens",
                    AT(vocabulary), 0, 1 << 24),
       flag_field("model.tie_embeddings", size, "the output layer shares the weights of the token embedding",
@@ -133,7 +144,8 @@ std::vector<ModelField> layer_fields() {
   using enum FieldRole;
   return {
       text_field("model.norm", shape, "kind of the norms", enumeration<AT(arch.norm)>()),
-      text_field("model.norm_place", shape, "norms before a branch of a layer, after it, or both",
+      text_field("model.norm_place", shape,
+                 "norms before a branch of a layer, after it, both, or of the stream and its sum",
                  enumeration<AT(arch.norm_place)>()),
       real_field("model.norm_epsilon", function, "added to the variance in the norms", AT(norm_epsilon), 1e-12, 1),
       flag_field("model.parallel", function, "attention and MLP of a layer read the same stream", AT(arch.is_parallel)),
@@ -150,6 +162,14 @@ std::vector<ModelField> layer_fields() {
       flag_field("model.mlp_bias", shape, "the layers of the MLP have biases", AT(arch.mlp_bias)),
       flag_field("model.qkv_bias", shape, "queries, keys and values have biases", AT(arch.qkv_bias)),
       flag_field("model.output_bias", shape, "the output of attention has a bias", AT(arch.output_bias)),
+      flag_field("model.causal", function, "a token sees earlier ones only; false: all of its text",
+                 AT(arch.is_causal)),
+      text_field("model.head", shape, "what comes before the logits: the last norm, or BERT's transform and bias",
+                 enumeration<AT(arch.head)>()),
+      flag_field("model.scale_head", function, "hidden states are divided by the square root of width before the head",
+                 AT(arch.scales_head)),
+      flag_field("model.drop_output", training, "dropout of what the last layer returns, of an encoder too",
+                 AT(arch.drops_output)),
       text_field("model.qk_norm", shape, "norms of queries and keys, of each head or of all",
                  enumeration<AT(arch.qk_norm)>()),
       real_field("model.score_width", function, "attention scores are divided by its square root; 0: head_width",
@@ -171,6 +191,9 @@ std::vector<ModelField> position_fields() {
   };
   return {
       text_field("model.positions", shape, "how tokens know their positions", enumeration<AT(arch.positions)>()),
+      number_field("model.buckets", function, "buckets of distances", AT(buckets), 4, 1 << 16),
+      number_field("model.bucket_distance", function, "distances from this on are in the last bucket",
+                   AT(bucket_distance), 3, 1 << 24),
       real_field("model.rope_theta", function, "base of the rotary position frequencies", AT(rope_theta), 1, 1e12),
       real_field("model.local_rope_theta", function, "that of layers with a window; 0: the same", AT(local_rope_theta),
                  0, 1e12),

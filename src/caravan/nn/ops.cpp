@@ -39,6 +39,20 @@ at::Tensor add(const at::Tensor& a, const at::Tensor& b, const ForwardContext& c
   return sum;
 }
 
+std::pair<at::Tensor, at::Tensor> split_source(const at::Tensor& x, int64_t sources, const ForwardContext& context,
+                                               std::string_view what) {
+  static const OpType kType{"bsf->bsf", "s", {{0}}};
+  if (x.size(1) < sources) {
+    throw ShapeError({"model", std::string(what), fmt::format("{} tokens with a source of {}", x.size(1), sources), "",
+                      "give rows of a source followed by its target"});
+  }
+  const std::vector<at::Tensor> parts = x.split_with_sizes({sources, x.size(1) - sources}, 1);
+  std::pair<at::Tensor, at::Tensor> both{parts[1].contiguous(), parts[0].contiguous()};
+  record_layout(context, kType, both.first, {x}, what);
+  record_layout(context, kType, both.second, {x}, what);
+  return both;
+}
+
 at::Tensor split_heads(const at::Tensor& x, int64_t head_width, const ForwardContext& context, std::string_view what) {
   const int64_t width = x.size(-1);
   if (width % head_width != 0) {

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -35,6 +36,10 @@ at::Tensor scaled(const at::Tensor& x, double factor, const ForwardContext& cont
 
 /// cap tanh(x / cap): x itself for a cap of 0. (Gemma 2, arXiv 2408.00118.)
 at::Tensor soft_capped(const at::Tensor& x, double cap);
+
+/// {the rest, the first `sources`} of the tokens of x [batch, sequence, feature], of which each rank has all. Copies.
+std::pair<at::Tensor, at::Tensor> split_source(const at::Tensor& x, int64_t sources, const ForwardContext& context,
+                                               std::string_view what);
 
 /// [batch, sequence, feature] -> [batch, sequence, local heads, head_width]: a shard of the features is a shard of the
 /// heads. Throws ShapeError naming `what` for a shard that is not whole heads.

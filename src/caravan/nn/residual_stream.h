@@ -8,7 +8,7 @@
 
 namespace caravan {
 
-/// The stream of a pre-norm block: `x += branch(x.normed(norm), context)`. A sum waits for the norm that follows it,
+/// The stream of a block: `x += branch(x.normed(norm), context)`. A sum waits for the norm that follows it,
 /// so that both are one pass over memory (Norm::add_and_run). Lives in one forward of the block `what`.
 class ResidualStream {
  public:
@@ -27,6 +27,9 @@ class ResidualStream {
     value_ = std::move(both.sum);
     return std::move(both.normed);
   }
+
+  /// The stream goes on from the norm of the sum so far.
+  void replace(Norm& norm) { value_ = normed(norm); }
 
   /// The sum so far.
   const at::Tensor& value() {

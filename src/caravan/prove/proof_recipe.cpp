@@ -38,7 +38,7 @@ bool names_modules(const Recipe& recipe) {
 
 /// Tokens of a micro-batch of a rank.
 int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
-  return micro_batch / row_parts(recipe) * (recipe.model.context / recipe.context_parallel.degree);
+  return micro_batch / row_parts(recipe) * (recipe.model.row_length() / recipe.context_parallel.degree);
 }
 
 /// The vocabulary is known once there is a tokenizer, which a proof does not need.
@@ -135,7 +135,7 @@ int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_bat
 /// Sequences of a micro-batch with about this number of tokens on each rank: at least as many from kFewRows on, else at
 /// most.
 int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
-  const int64_t of_sequence = recipe.model.context / recipe.context_parallel.degree;
+  const int64_t of_sequence = recipe.model.row_length() / recipe.context_parallel.degree;
   const int64_t sequences = tokens < kFewRows ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
   return row_parts(recipe) * std::max<int64_t>(sequences, 1);
 }
@@ -176,8 +176,10 @@ bool halve_context(Recipe& recipe) {
   ModelConfig& model = recipe.model;
   const bool fits = model.context % (2 * recipe.tensor_parallel.degree * recipe.context_parallel.parts().pieces) == 0 &&
                     tokens_of_rank(recipe, recipe.train.micro_batch) >= 2 * kOwnTokens;
-  if (fits) model.context /= 2;
-  return fits;
+  if (!fits) return false;
+  model.context /= 2;
+  if (model.has_encoder()) model.source_context = std::max<int64_t>(model.source_context / 2, 1);
+  return true;
 }
 
 void check_provable(const Recipe& recipe) {
@@ -255,6 +257,16 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.vocabulary = 23;  // prime: no degree divides it
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
   shrink_patterns(small, model);
+  if (model.has_encoder()) {
+    small.encoder_layers = 1;
+    small.source_context = 6;
+  }
+  if (model.arch.positions == Positions::buckets) {
+    small.buckets = 6;
+    small.bucket_distance = 5;  // some distances are beyond
+  }
+  small.classes = std::min<int64_t>(model.classes, 5);
+  small.token_types = std::min<int64_t>(model.token_types, 3);
   if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
     small.lora.rank = 4;
     small.lora.alpha = 2;
@@ -271,6 +283,10 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   small.model = shrunken(recipe.model);
   if (names_modules(recipe)) small.model.layers = recipe.model.layers;  // "blocks.7" must exist
   small.model.layers = std::max(small.model.layers, fit_pipeline(small));
+  if (recipe.model.has_encoder()) {  // in proportion
+    small.model.encoder_layers = std::clamp<int64_t>(
+        recipe.model.encoder_layers * small.model.layers / recipe.model.layers, 1, small.model.layers - 1);
+  }
   fit_model(small, recipe);
   if (small.data_parallel.reads("bucket_bytes")) {
     small.data_parallel.set("bucket_bytes", std::min(small.data_parallel.whole("bucket_bytes"), kBucketBytes));

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
@@ -64,6 +65,15 @@ void pack_documents(TrainBatch& batch, uint64_t seed, int64_t step) {
       ++document;
       position = 0;
     }
+  }
+}
+
+/// Row r ends its source r % 3 tokens early.
+void pad_sources(TrainBatch& batch, int64_t sources) {
+  batch.documents = at::ones_like(batch.ids);
+  for (int64_t row = 0; row < batch.ids.size(0); ++row) {
+    const int64_t padding = std::min(row % 3, sources - 1);
+    batch.documents[row].narrow(0, sources - padding, padding).fill_(0);
   }
 }
 
@@ -194,9 +204,10 @@ std::vector<at::Tensor> CaseRun::gradients() const {
   return joined(all);
 }
 
-/// The global batch of a step: random tokens, each the target of the previous one; in row r the first r % 5 have none.
+/// The global batch of a step: random tokens, each the target of the previous one; in row r the first r % 5 have none,
+/// nor have the tokens of a source. Of a model that tells classes apart, a token of each row has one.
 TrainBatch CaseRun::batch(int64_t step) const {
-  const int64_t length = what_.model.context;
+  const int64_t length = what_.model.row_length();
   const at::Tensor tokens = at::empty({rows_, length + 1}, at::kLong);
   const RandomStream stream(what_.seed, "prove.tokens", step);
   for (int64_t i = 0; i < tokens.numel(); ++i) {
@@ -205,10 +216,19 @@ TrainBatch CaseRun::batch(int64_t step) const {
   TrainBatch whole{.ids = tokens.narrow(1, 0, length).contiguous(),
                    .labels = tokens.narrow(1, 1, length).contiguous(),
                    .global_rows = rows_};
+  const ModelConfig& model = what_.model;
   for (int64_t row = 0; row < rows_; ++row) {
-    whole.labels[row].narrow(0, 0, std::min(row % 5, length - 1)).fill_(kIgnoredLabel);
+    const int64_t unlabelled = model.source_context + std::min(row % 5, model.context - 1);
+    if (model.classes > 0) {
+      const int64_t label = whole.labels[row][0].item<int64_t>() % model.classes;
+      whole.labels[row].fill_(kIgnoredLabel)[model.arch.is_causal ? length - 1 : 0] = label;
+    } else {
+      whole.labels[row].narrow(0, 0, unlabelled).fill_(kIgnoredLabel);
+    }
   }
-  if (what_.has_documents) pack_documents(whole, what_.seed, step);
+  if (model.token_types > 0) whole.token_types = whole.ids.remainder(model.token_types);
+  if (what_.has_documents && model.has_encoder()) pad_sources(whole, model.source_context);
+  if (what_.has_documents && !model.has_encoder()) pack_documents(whole, what_.seed, step);
   whole.num_targets = whole.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   return whole;
 }
@@ -216,7 +236,8 @@ TrainBatch CaseRun::batch(int64_t step) const {
 /// The rows of the smallest micro-batch.
 int64_t CaseRun::slice_rows(int num_micro_batches) const {
   if (!deal_.is_even()) return *std::ranges::min_element(deal_.rows) / deal_.unit / num_micro_batches * deal_.unit;
-  const Box mine = local_box({rows_, what_.model.context}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
+  const Box mine =
+      local_box({rows_, what_.model.row_length()}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
   return std::max<int64_t>(1, mine.size[0] / num_micro_batches);
 }
 
@@ -263,7 +284,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   const TrainBatch whole = batch(0);
   TrainStep train_step(engine_, optimizer_, options(1));
   for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
-    const Box slice{{first, 0}, {slice_rows, what_.model.context}};
+    const Box slice{{first, 0}, {slice_rows, what_.model.row_length()}};
     train_step.run(piece_of(whole, slice), 0, /*lr=*/0, false, [&](const StepResult&) { all.push_back(gradients()); });
   }
   return all;

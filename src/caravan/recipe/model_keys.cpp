@@ -46,6 +46,11 @@ constexpr Use kUses[] = {
      "is used with model.positions = \"rotary\" and model.window above 0 only"},
     {"model.full_layers", [](const ModelConfig& model) { return model.window > 0; },
      "is used with model.window above 0 only"},
+    {"model.source_context", [](const ModelConfig& model) { return model.has_encoder(); },
+     "is used with model.encoder_layers above 0 only"},
+    {"model.bucket*", [](const ModelConfig& model) { return model.arch.positions == Positions::buckets; },
+     "is used with model.positions = \"buckets\" only"},
+    {"model.head", [](const ModelConfig& model) { return model.classes == 0; }, "is used without model.classes only"},
     {"model.one_norm", [](const ModelConfig& model) { return model.arch.is_parallel || model.arch.has_one_norm; },
      "is used with model.parallel = true only"},
 };

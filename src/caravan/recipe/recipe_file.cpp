@@ -12,6 +12,7 @@
 #include "caravan/base/text.h"
 #include "caravan/data/unicode/utf8.h"
 #include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/recipe/init_from.h"
 #include "caravan/recipe/key_kinds.h"
 #include "caravan/recipe/recipe_key.h"
@@ -166,6 +167,12 @@ void check_whole(Recipe& recipe) {
     }
   }
   ModelConfig model = recipe.model;
+  const ArchitectureRow* row = find_architecture(model.arch.name);
+  if (row != nullptr && row->base.has_encoder() && !model.has_encoder()) {
+    refuse("model.encoder_layers", fmt::format("is 0, and {} has an encoder", row->name), recipe.where("model.kind"),
+           fmt::format("use encoder_layers = {} of {} layers, and a source_context",
+                       std::max<int64_t>(model.layers / 2, 1), std::max<int64_t>(model.layers, 2)));
+  }
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
     model.validate();

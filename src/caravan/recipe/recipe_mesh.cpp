@@ -78,8 +78,8 @@ std::vector<Demand> demands_of(const Recipe& recipe) {
   };
   add(recipe.optimizer.clip_norm > 0, {Trait::clips_norm, "optimizer.clip_norm", "needs the norm of the whole gradient",
                                        "use optimizer.clip_norm = 0"});
-  add(recipe.model.tie_embeddings, {Trait::ties_weights, "model.tie_embeddings",
-                                    "the first and the last layer share a weight", "use model.tie_embeddings = false"});
+  add(recipe.model.ties_head(), {Trait::ties_weights, "model.tie_embeddings",
+                                 "the first and the last layer share a weight", "use model.tie_embeddings = false"});
   add(recipe.model.moe.balances_batch(),
       {Trait::whole_gradient, "moe.balance", "counts the whole batch before it is computed", "use \"sequence\""});
   add(!recipe.train.is_even(),

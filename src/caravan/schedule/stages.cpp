@@ -24,14 +24,11 @@ std::vector<int> by_hand(const std::vector<int64_t>& layers_of_stage) {
 }  // namespace
 
 std::vector<double> unit_flops(const ModelConfig& model) {
-  ModelConfig bare = model;
-  bare.layers = 0;
-  const double head = bare.flops_per_token(model.context);
   std::vector<double> flops{0};
   for (int64_t layer = 0; layer < model.layers; ++layer) {  // they may differ: windows, layers without experts
-    flops.push_back(only_layer(model, layer).flops_per_token(model.context) - head);
+    flops.push_back(model.forward_flops_of_layer(layer, model.context));
   }
-  flops.push_back(head);
+  flops.push_back(model.forward_flops_of_head(model.context));
   return flops;
 }
 

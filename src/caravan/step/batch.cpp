@@ -45,6 +45,7 @@ std::vector<at::Tensor*> TrainBatch::tensors() {
   std::vector<at::Tensor*> all{&ids, &labels};
   if (positions.defined()) all.push_back(&positions);
   if (documents.defined()) all.push_back(&documents);
+  if (token_types.defined()) all.push_back(&token_types);
   return all;
 }
 
@@ -131,6 +132,7 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   context.gradient_scale = loss_scale * static_cast<double>(batch.global_rows) / static_cast<double>(mean_rows);
   context.positions = part.positions;
   context.documents = part.documents;
+  context.token_types = part.token_types;
   context.set(Dim::batch, DimIndex(part.first_row, rows.count, batch.global_rows));
   return micro;
 }

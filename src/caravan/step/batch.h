@@ -27,6 +27,7 @@ struct TrainBatch {
   /// For packed documents, like ids: see ForwardContext. Undefined: every row is one document, from position 0 on.
   at::Tensor positions{};
   at::Tensor documents{};
+  at::Tensor token_types{};  ///< of pairs of texts, like ids; undefined: all 0
 
   /// The defined tensors, which are cut, sent and copied alike.
   std::vector<at::Tensor*> tensors();

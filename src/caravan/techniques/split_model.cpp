@@ -62,7 +62,7 @@ Strategy split_model(const StrategyChoice& choice, Module& module, Mesh& mesh) {
   for (const Part& part : parts) {
     if (part.split.is_used()) plan = join(plan_of(part.split.kind, {config, mesh, part.others}), plan);
   }
-  const std::vector<int64_t> ids{choice.sequences, config.context};
+  const std::vector<int64_t> ids{choice.sequences, config.row_length()};
   Strategy strategy = whole_model(module, mesh);
   add_plan(strategy, std::make_shared<AppliedPlan>(apply(plan, module, mesh, {ids, ids}, {ids})));
   return strategy;

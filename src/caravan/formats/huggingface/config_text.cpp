@@ -113,6 +113,11 @@ std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) 
            {"eos_token_id", tokens.end.empty() ? Json() : Json(tokens.end)},
            {"pad_token_id", tokens.pad ? Json(*tokens.pad) : Json()},
            {kSettings, settings}};
+  if (tokens.decoder_start) out["decoder_start_token_id"] = *tokens.decoder_start;
+  if (config.classes > 0) {
+    out["architectures"] = {kClassification};
+    write_classes(tokens.classes, config.classes, out);
+  }
   const LoraConfig& lora = config.lora;
   if (lora.is_used()) out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
   return out.dump(2) + "\n";

@@ -1,10 +1,12 @@
 #include "caravan/formats/huggingface/hf_config.h"
 
+#include <algorithm>
 #include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/formats/huggingface/hf_reader.h"
@@ -33,12 +35,59 @@ const ArchitectureRow& read_row(const ConfigReader& in) {
             fmt::format("import a model of one of these types: the nearest is '{}'", nearest(type, names)));
 }
 
+/// Their class of a model of the row: "LlamaForCausalLM" tells no classes apart.
+std::string class_of(const ArchitectureRow& row, const ModelConfig& config) {
+  if (config.classes == 0) return row.their_class;
+  if (row.weights.classes.empty()) {
+    throw UsageError({"export", "model.classes", fmt::format("{} with classes has no names here", row.name), "",
+                      "train bert, gpt2, llama or a relative of it"});
+  }
+  const size_t end = std::min(row.their_class.find("For"), row.their_class.find("LMHead"));
+  return fmt::format("{}{}", row.their_class.substr(0, end), kClassification);
+}
+
+/// The names of the classes, in order, of a model of which `architectures` says that it has some; else none.
+std::vector<std::string> read_classes(const Json& parsed, const ConfigReader& in) {
+  const Json* names = in.find("architectures");
+  const bool is_list = names != nullptr && names->is_array() && names->size() == 1 && names->front().is_string();
+  if (!is_list || !names->front().get_ref<const std::string&>().ends_with(kClassification)) return {};
+  const std::string problem = in.text_or("problem_type", "single_label_classification");
+  if (problem != "single_label_classification") {
+    in.refuse("problem_type", fmt::format("is '{}', which is not supported", problem),
+              "import a model of texts that have one class each");
+  }
+  std::vector<std::string> classes;
+  const auto table = in.below("id2label");
+  for (int64_t i = 0; table && table->find(std::to_string(i).c_str()) != nullptr; ++i) {
+    classes.push_back(table->text_or(std::to_string(i).c_str(), ""));
+  }
+  if (table && classes.size() != parsed["id2label"].size()) {
+    in.refuse("id2label", "does not number the classes from 0", "correct the file");
+  }
+  const int64_t count = in.count_or("num_labels", 2);
+  for (int64_t i = 0; !table && i < count; ++i) classes.push_back(fmt::format("LABEL_{}", i));
+  return classes;
+}
+
 }  // namespace
+
+void write_classes(const std::vector<std::string>& given, int64_t count, Json& out) {
+  Json names = Json::object(), ids = Json::object();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const std::string name = at < given.size() ? given[at] : fmt::format("LABEL_{}", i);
+    names[std::to_string(i)] = name;
+    ids[name] = i;
+  }
+  out["id2label"] = names;
+  out["label2id"] = ids;
+  out["problem_type"] = "single_label_classification";
+}
 
 std::string huggingface_config(const ModelConfig& config, const SpecialTokens& tokens, std::string_view dtype) {
   Json out;
   const ArchitectureRow& row = architecture_of(config);
-  out["architectures"] = {row.their_class};
+  out["architectures"] = {class_of(row, config)};
   out["model_type"] = row.name;
   for (const ConfigColumn& column : row.columns) column.write(config, out);
   out["vocab_size"] = config.vocabulary;
@@ -46,6 +95,11 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
   out["bos_token_id"] = tokens.begin ? Json(*tokens.begin) : Json();
   out["eos_token_id"] = tokens.end.size() > 1 ? Json(tokens.end) : tokens.end.empty() ? Json() : Json(tokens.end[0]);
   out["pad_token_id"] = tokens.pad ? Json(*tokens.pad) : Json();
+  if (config.has_encoder()) {
+    const auto start = tokens.decoder_start ? tokens.decoder_start : tokens.pad ? tokens.pad : row.decoder_start;
+    out["decoder_start_token_id"] = start ? Json(*start) : Json();
+  }
+  if (config.classes > 0) write_classes(tokens.classes, config.classes, out);
   out["initializer_range"] = 0.02;
   out["use_cache"] = true;
   out["dtype"] = dtype;
@@ -63,6 +117,11 @@ ModelConfig parse_huggingface_config(std::string_view json, std::string_view fil
   set_architecture(config, row);
   for (const ConfigColumn& column : row.columns) column.read(in, config);
   config.vocabulary = in.count("vocab_size");
+  config.classes = static_cast<int64_t>(read_classes(parsed, in).size());
+  if (config.classes > 0 && row.weights.classes.empty()) {
+    in.refuse("architectures", fmt::format("says that a {} tells classes apart, which is not supported", row.name),
+              "import a bert, gpt2, llama or a relative of it");
+  }
   validate_config(config, file);
   return config;
 }
@@ -71,9 +130,12 @@ SpecialTokens parse_special_tokens(std::string_view json, std::string_view file)
   const Json parsed = parse_config_object(json, file);
   const ConfigReader in(parsed, "", file);
   const ArchitectureRow& row = read_row(in);
-  return {.begin = in.token_or("bos_token_id", row.begin),
-          .end = in.tokens_or("eos_token_id", row.end),
-          .pad = in.token_or("pad_token_id", std::nullopt)};
+  return {
+      .begin = in.token_or("bos_token_id", row.begin),
+      .end = in.tokens_or("eos_token_id", row.end),
+      .pad = in.token_or("pad_token_id", row.pad),
+      .decoder_start = row.base.has_encoder() ? in.token_or("decoder_start_token_id", row.decoder_start) : std::nullopt,
+      .classes = read_classes(parsed, in)};
 }
 
 }  // namespace caravan

@@ -6,15 +6,19 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "caravan/nn/config.h"
 
 namespace caravan {
 
-/// Token ids that a config.json names.
+/// Token ids and classes that a config.json names.
 struct SpecialTokens {
-  std::optional<int64_t> begin{};  ///< bos_token_id
-  std::vector<int64_t> end{};      ///< eos_token_id: generation stops at any of them
-  std::optional<int64_t> pad{};    ///< pad_token_id
+  std::optional<int64_t> begin{};          ///< bos_token_id
+  std::vector<int64_t> end{};              ///< eos_token_id: generation stops at any of them
+  std::optional<int64_t> pad{};            ///< pad_token_id
+  std::optional<int64_t> decoder_start{};  ///< decoder_start_token_id: the first token that a decoder is given
+  std::vector<std::string> classes{};      ///< id2label: their names; {}: none, or of a model without classes
   bool operator==(const SpecialTokens&) const = default;
 };
 
@@ -31,6 +35,11 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
 /// rotary angles, biases in a Llama, sliding windows, layers without experts among others, different dropouts,
 /// quantized weights).
 ModelConfig parse_huggingface_config(std::string_view json, std::string_view file);
+
+/// Ends the class in `architectures` of a model of classes.
+inline constexpr std::string_view kClassification = "ForSequenceClassification";
+/// Writes id2label, and what goes with it, of `count` classes; those without a name are "LABEL_0", ..
+void write_classes(const std::vector<std::string>& names, int64_t count, nlohmann::ordered_json& out);
 
 /// The special tokens of a config.json that parse_huggingface_config accepts. Throws DataError for a value that is not
 /// a token id; eos_token_id may also be a list of ids.

@@ -26,12 +26,25 @@ std::vector<int64_t> their_shape(const HuggingfaceRow& row, const TensorShapes& 
   return shape;
 }
 
+/// Old files of BERT call the weight and bias of a norm so.
+std::string in_new_names(const std::string& name) {
+  const auto with_ending = [&](std::string_view old, std::string_view now) {
+    return name.substr(0, name.size() - old.size()).append(now);
+  };
+  if (name.ends_with("LayerNorm.gamma")) return with_ending("gamma", "weight");
+  if (name.ends_with("LayerNorm.beta")) return with_ending("beta", "bias");
+  return name;
+}
+
 /// Their name with the prefix, as in the table; "" for a tensor that is not a parameter.
 std::string spelled(const HuggingfaceTable& table, const std::string& name) {
   if (std::any_of(kNotParameters.begin(), kNotParameters.end(), [&](auto end) { return name.ends_with(end); }))
     return "";
-  if (name.starts_with(table.prefix) || name == table.head) return name;
-  return fmt::format("{}{}", table.prefix, name);
+  if (std::ranges::find(table.unused, name) != table.unused.end()) return "";
+  const std::string now = in_new_names(name);
+  const bool is_full = now.starts_with(table.prefix) || std::ranges::find(table.outside, now) != table.outside.end();
+  const std::string full = is_full ? now : table.prefix + now;
+  return std::ranges::find(table.unused, full) != table.unused.end() ? "" : full;
 }
 
 /// Their full name; a slash marks one outside the base model.
@@ -59,20 +72,30 @@ HuggingfaceRow full_row(const WeightColumn& column, const std::string& prefix, c
 
 HuggingfaceTable huggingface_table(const ModelConfig& config, const TensorShapes& ours) {
   const WeightTable& table = architecture_of(config).weights;
-  HuggingfaceTable all{table.prefix, "", {}};
+  HuggingfaceTable all{.prefix = table.prefix};
   const auto add = [&](const std::vector<WeightColumn>& columns, const std::string& prefix,
                        const std::string& our_prefix) {
     for (const WeightColumn& column : columns) {
       if (column.ours.front() == "head.weight") all.head = full_name(column.theirs, prefix);
+      if (column.theirs.front() == '/') all.outside.push_back(full_name(column.theirs, prefix));
+      if (column.applies != nullptr && !column.applies(config)) continue;
       HuggingfaceRow row = full_row(column, prefix, our_prefix, config);
       if (ours.contains(row.ours.front())) all.rows.push_back(std::move(row));
     }
   };
   add(table.first, all.prefix, "");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    add(table.layer, fmt::format("{}{}.{}.", table.prefix, table.layers, layer), fmt::format("blocks.{}.", layer));
+    const bool is_of_encoder = config.is_of_encoder(layer);
+    add(is_of_encoder ? table.encoder_layer : table.layer,
+        fmt::format("{}{}.{}.", table.prefix, is_of_encoder ? table.encoder_layers : table.layers,
+                    is_of_encoder ? layer : layer - config.encoder_layers),
+        fmt::format("blocks.{}.", layer));
   }
-  add(table.last, all.prefix, "");
+  add(config.classes > 0 ? table.classes : table.last, all.prefix, "");
+  all.unused = table.unused;
+  if (config.classes == 0) {
+    all.unused.insert(all.unused.end(), table.unused_without_classes.begin(), table.unused_without_classes.end());
+  }
   return all;
 }
 
@@ -119,7 +142,7 @@ HuggingfaceNames find_parameters(const ModelConfig& config, const HuggingfaceTab
   NamedShapes parameters;
   for (const auto& [name, shape] : theirs) {
     const std::string spelling = spelled(table, name);
-    if (config.tie_embeddings && spelling == table.head) {
+    if (config.ties_head() && spelling == table.head) {
       names.tied_head = name;
     } else if (!spelling.empty()) {
       parameters.emplace_back(spelling, shape);

@@ -31,8 +31,10 @@ struct HuggingfaceRow {
 
 struct HuggingfaceTable {
   std::string prefix;  ///< of the names of their base model, which a file of a base model alone omits
-  std::string head;    ///< their name of the output layer
-  std::vector<HuggingfaceRow> rows;
+  std::string head{};  ///< their name of the output layer
+  std::vector<HuggingfaceRow> rows{};
+  std::vector<std::string> outside{};  ///< names of tensors outside of the base model
+  std::vector<std::string> unused{};   ///< full names of tensors that are not parameters
 };
 
 /// The rows of all tensors of the model, in forward order. `ours`: the shapes of its parameters. Throws UsageError for

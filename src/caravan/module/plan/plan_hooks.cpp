@@ -168,6 +168,7 @@ ForwardContext PlanHooks::inside(const std::string& name, const PlanSite::Way& w
     remember_cut(here.positions, {}, layout_of_tokens(*layout, 1));
   }
   here.documents = rows_of_tokens(context.documents, *layout, rows);
+  here.token_types = rows_of_tokens(context.token_types, *layout, rows);
   return here;
 }
 

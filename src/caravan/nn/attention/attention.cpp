@@ -38,11 +38,27 @@ void check_order(const at::Tensor& order, int64_t queries, int64_t keys, const s
       "give the keys of all queries");
 }
 
+void check_count(const Tensors& inputs, bool takes_order, const std::string& name) {
+  if (inputs.size() == 3 || (takes_order && inputs.size() == 4)) return;
+  throw InternalError(
+      {"attention", name,
+       fmt::format("takes q, k, v{}, got {}", takes_order ? " and perhaps an order" : "", inputs.size()), "", ""});
+}
+
+void check_heads(const Tensors& inputs, const std::string& name) {
+  if (inputs[0].size(2) % inputs[1].size(2) == 0) return;
+  refuse_attention(name, fmt::format("{} query heads share {} key heads", inputs[0].size(2), inputs[1].size(2)),
+                   "split queries and keys by the same degree");
+}
+
+void check_documents(const at::Tensor& documents, const at::Tensor& x, const char* what, const std::string& name) {
+  const at::IntArrayRef wanted = x.sizes().slice(0, 2);
+  if (!documents.defined() || documents.sizes() == wanted) return;
+  refuse_attention(name, fmt::format("documents [{}] of {} [{}]", join(documents.sizes()), what, join(wanted)),
+                   "give the documents of all of them, [batch, sequence]");
+}
+
 void check_inputs(const Tensors& inputs, const ForwardContext& context, const std::string& name) {
-  if (inputs.size() != 3 && inputs.size() != 4) {
-    throw InternalError(
-        {"attention", name, fmt::format("takes q, k, v and perhaps an order, got {}", inputs.size()), "", ""});
-  }
   const bool has_order = inputs.size() == 4;
   const int64_t queries = inputs[0].size(1);
   const int64_t keys = inputs[1].size(1);
@@ -53,15 +69,8 @@ void check_inputs(const Tensors& inputs, const ForwardContext& context, const st
     refuse_attention(name, fmt::format("{} keys of a sequence of {} for {} queries", keys, length, queries),
                      "gather the keys and values, or exchange sequence for heads, before the core");
   }
-  if (inputs[0].size(2) % inputs[1].size(2) != 0) {
-    refuse_attention(name, fmt::format("{} query heads share {} key heads", inputs[0].size(2), inputs[1].size(2)),
-                     "split queries and keys by the same degree");
-  }
-  const at::IntArrayRef of_keys = inputs[1].sizes().slice(0, 2);
-  if (context.documents.defined() && context.documents.sizes() != of_keys) {
-    refuse_attention(name, fmt::format("documents [{}] of keys [{}]", join(context.documents.sizes()), join(of_keys)),
-                     "give the documents of all keys, [batch, keys]");
-  }
+  check_heads(inputs, name);
+  check_documents(context.documents, inputs[1], "keys", name);
 }
 
 /// The number of keys that any query sees: no later ones. For meta tensors, whose order is not known: all.
@@ -88,24 +97,54 @@ at::Tensor first_keys(const at::Tensor& x, int64_t keys) { return x.size(1) == k
 
 }  // namespace
 
+AttentionCore::AttentionCore(const Options& options, const Buckets& buckets)
+    : options_(options), buckets_{.most = buckets.most, .is_causal = options.is_causal} {
+  if (buckets.count == 0) return;
+  buckets_.weight = buckets.shared != nullptr ? &share_parameter(*buckets.shared)
+                                              : &register_parameter("bias", {.shape = {buckets.count, buckets.heads},
+                                                                             .init = {Init::Kind::normal, kInitStd},
+                                                                             .decays = false});
+}
+
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsnw,btnw,btnw->bsnw", "tw", {{2}}};
-  check_inputs(inputs, context, name());
-  at::Tensor out = attend(inputs, context);
+  check_count(inputs, !options_.is_cross, name());
+  at::Tensor out = options_.is_cross ? attend_to_source(inputs, context) : attend(inputs, context);
   record_layout(context, kType, out, {inputs[0], inputs[1], inputs[2]}, name());
   return {out};
 }
 
-at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
-  const at::Tensor& q = inputs[0];
-  const int64_t queries = q.size(1);
+at::Tensor AttentionCore::attend_to_source(const Tensors& inputs, const ForwardContext& context) const {
+  check_heads(inputs, name());
+  VisibleKeys seen = VisibleKeys::all();
+  if (context.source_documents.defined()) {
+    check_documents(context.documents, inputs[0], "queries", name());
+    check_documents(context.source_documents, inputs[1], "keys", name());
+    seen = seen.within_documents(context.documents, context.source_documents);
+  }
+  return fused_attention(inputs[0], inputs[1], inputs[2], seen,
+                         {.scale = options_.scale, .soft_cap = options_.soft_cap}, dropout_of(inputs[0], context));
+}
+
+VisibleKeys AttentionCore::visible_keys(const Tensors& inputs, int64_t keys) const {
+  if (!options_.is_causal) return VisibleKeys::all();
+  const int64_t queries = inputs[0].size(1);
   const bool has_order = inputs.size() == 4;
-  const int64_t keys = has_order ? num_keys(inputs[3], inputs[1].size(1)) : queries;
-  const bool is_causal = queries == keys && (!has_order || is_in_order(inputs[3]));
   const bool is_windowed = options_.window > 0 && keys > options_.window;
-  const bool sees_all = queries == 1 && !is_windowed;
-  VisibleKeys seen = is_causal ? VisibleKeys::causal() : sees_all ? VisibleKeys::all() : VisibleKeys::up_to(inputs[3]);
-  if (is_windowed) seen = seen.within_window(options_.window);
+  const auto without_window = [&] {
+    if (queries == keys && (!has_order || is_in_order(inputs[3]))) return VisibleKeys::causal();
+    return queries == 1 && !is_windowed ? VisibleKeys::all() : VisibleKeys::up_to(inputs[3]);
+  };
+  return is_windowed ? without_window().within_window(options_.window) : without_window();
+}
+
+at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& context) const {
+  check_inputs(inputs, context, name());
+  const at::Tensor& q = inputs[0];
+  const bool has_order = inputs.size() == 4;
+  const int64_t all = inputs[1].size(1);
+  const int64_t keys = has_order && options_.is_causal ? num_keys(inputs[3], all) : all;
+  VisibleKeys seen = visible_keys(inputs, keys);
   if (context.documents.defined()) {
     const at::Tensor of_keys = context.documents.narrow(1, 0, keys);
     seen = seen.within_documents(has_order ? of_keys.index_select(1, inputs[3]) : of_keys, of_keys);
@@ -119,6 +158,11 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
 Scores AttentionCore::scores(int64_t heads, int64_t keys, const ForwardContext& context,
                              const at::TensorOptions& like) const {
   Scores scores{.scale = options_.scale, .soft_cap = options_.soft_cap};
+  if (buckets_.weight != nullptr) {
+    scores.zero = keys - 1;
+    scores.bias = biases_of(heads, keys, context);
+    return scores;
+  }
   if (options_.alibi_heads == 0) return scores;
   const DimIndex& index = checked_index(context, Dim::head, heads, name());
   const at::Tensor global = index.indices(heads);
@@ -131,6 +175,14 @@ Scores AttentionCore::scores(int64_t heads, int64_t keys, const ForwardContext& 
   scores.zero = keys - 1;
   scores.bias = slopes * at::arange(1 - keys, 1, slopes.options());  // no key is behind its query
   return scores;
+}
+
+at::Tensor AttentionCore::biases_of(int64_t heads, int64_t keys, const ForwardContext& context) const {
+  at::Tensor biases = buckets_.biases(keys);
+  if (biases.size(0) == heads) return biases;
+  // The table is whole, and the heads of queries are split: those that are here.
+  const at::Tensor here = checked_index(context, Dim::head, heads, name()).indices(heads);
+  return biases.index_select(0, here.to(biases.device()));
 }
 
 c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor& q,
@@ -148,20 +200,27 @@ c10::intrusive_ptr<AttentionDropout> AttentionCore::dropout_of(const at::Tensor&
 
 namespace {
 
-AttentionCore::Options core_options(const ModelConfig& config, int64_t layer) {
-  return {.dropout = config.dropout,
+AttentionCore::Options core_options(const ModelConfig& config, int64_t layer, bool is_cross) {
+  return {.is_causal = !is_cross && config.is_causal(layer),
+          .is_cross = is_cross,
+          .dropout = config.dropout,
           .scale = config.score_width > 0 ? 1 / std::sqrt(config.score_width) : 0,
           .soft_cap = config.attention_cap,
           .window = config.window_of(layer),
-          .alibi_heads = config.arch.positions == Positions::alibi ? config.heads : 0};
+          .alibi_heads = config.arch.positions == Positions::alibi && !is_cross ? config.heads : 0};
+}
+
+AttentionCore::Buckets core_buckets(const ModelConfig& config, Parameter* shared, bool is_cross) {
+  if (config.arch.positions != Positions::buckets || is_cross) return {};
+  return {.count = config.buckets, .most = config.bucket_distance, .heads = config.heads, .shared = shared};
 }
 
 }  // namespace
 
-Attention::Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable> rope)
+Attention::Attention(const ModelConfig& config, int64_t layer, const Shared& shared, Role role)
     : head_width_(config.head_width()),
       qk_norm_(config.arch.qk_norm),
-      rope_(std::move(rope)),
+      rope_(shared.rope),
       query_(register_module<Linear>(
           "query", Linear::Options{.in = config.width, .out = config.query_width(), .bias = config.arch.qkv_bias})),
       key_(register_module<Linear>(
@@ -170,7 +229,8 @@ Attention::Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<R
           "value", Linear::Options{.in = config.width, .out = config.kv_width(), .bias = config.arch.qkv_bias})),
       query_norm_(register_norm("query_norm", config, config.query_width())),
       key_norm_(register_norm("key_norm", config, config.kv_width())),
-      core_(register_module<AttentionCore>("core", core_options(config, layer))),
+      core_(register_module<AttentionCore>("core", core_options(config, layer, role == Role::cross),
+                                           core_buckets(config, shared.buckets, role == Role::cross))),
       output_(register_module<Linear>("output", Linear::Options{.in = config.query_width(),
                                                                 .out = config.width,
                                                                 .bias = config.arch.output_bias,
@@ -189,10 +249,11 @@ at::Tensor Attention::heads_of(Linear& projection, Norm* norm, const at::Tensor&
   return norm != nullptr && qk_norm_ == QkNorm::head ? (*norm)(x, context) : x;
 }
 
-at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& context) {
-  at::Tensor q = heads_of(query_, query_norm_, input, context);
-  at::Tensor k = heads_of(key_, key_norm_, input, context);
-  const at::Tensor v = heads_of(value_, nullptr, input, context);
+Tensors Attention::forward(Tensors inputs, const ForwardContext& context) {
+  const at::Tensor& source = inputs.back();  // itself, or the states of the encoder
+  at::Tensor q = heads_of(query_, query_norm_, inputs.front(), context);
+  at::Tensor k = heads_of(key_, key_norm_, source, context);
+  const at::Tensor v = heads_of(value_, nullptr, source, context);
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
     // The positions of meta tensors are not known: at most all positions of the sequence.
@@ -204,7 +265,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const ForwardContext& con
     k = rope(k, angles, context, name());
   }
   const at::Tensor mixed = core_.run({q, k, v}, context).front();
-  return dropout_(output_(merge_heads(mixed, context, name()), context), context);
+  return {dropout_(output_(merge_heads(mixed, context, name()), context), context)};
 }
 
 }  // namespace caravan

@@ -4,6 +4,7 @@
 
 #include "caravan/module/module.h"
 #include "caravan/nn/attention/attention_dropout.h"
+#include "caravan/nn/attention/distance_buckets.h"
 #include "caravan/nn/attention/rope.h"
 #include "caravan/nn/attention/scores.h"
 #include "caravan/nn/config.h"
@@ -13,7 +14,7 @@
 
 namespace caravan {
 
-/// softmax(scores of q and k, causal or within a window) v: {q, k, v}, each [batch, positions, heads, width] ->
+/// softmax(scores of q and k) v, causal or not, or within a window: {q, k, v}, each [batch, positions, heads, width] ->
 /// {[batch, positions, heads, width]}. The number of query heads is a multiple of the number of kv heads. A separate
 /// module, so that hooks around it can exchange sequence for heads, gather keys, or cache earlier ones.
 ///
@@ -21,20 +22,36 @@ namespace caravan {
 ///   {q, k, v, order}  other queries than keys: order[i], int64, is the index of query i's own key among the keys; it
 ///                     sees the keys up to that one. Keys are those of the whole sequence, in order
 ///
-/// With context.documents, those of the keys, a query sees only keys of its own document. Throws ShapeError naming the
-/// module if the keys are only a piece of the sequence.
+/// Of a cross attention, q is of the target and k, v of the source, in order and whole; a query sees all keys.
+///
+/// With context.documents, those of the keys, a query sees only keys of its own document; of a cross attention, they are
+/// those of the queries, and the keys have context.source_documents. Throws ShapeError naming the module if the keys are
+/// only a piece of the sequence.
 class AttentionCore final : public Module {
  public:
   struct Options {
+    bool is_causal = true;
+    bool is_cross = false;  ///< keys are of another text; not causal, and without a bias of distances
     double dropout = 0;
     double scale = 0;         ///< of scores; 0: 1 / sqrt(width)
     double soft_cap = 0;      ///< of scores; 0: none
     int64_t window = 0;       ///< keys that a query sees, its own included; 0: all up to its own
     int64_t alibi_heads = 0;  ///< heads of the model, each with a slope (arXiv 2108.12409); 0: scores have no slopes
   };
-  explicit AttentionCore(const Options& options) : options_(options) {}
+  /// `buckets`: 0 for none, else their number: the core has biases of the distances ("bias"), of `heads` in all.
+  /// `shared`: the same of another layer, in place of its own.
+  struct Buckets {
+    int64_t count = 0;
+    int64_t most = 128;
+    int64_t heads = 0;
+    Parameter* shared = nullptr;
+  };
+  explicit AttentionCore(const Options& options) : AttentionCore(options, Buckets{}) {}
+  AttentionCore(const Options& options, const Buckets& buckets);
 
   const Options& options() const noexcept { return options_; }
+  /// The biases by buckets of distances; null: none.
+  Parameter* buckets() const noexcept { return buckets_.weight; }
   /// Whether a pass drops attention weights.
   bool drops(const ForwardContext& context) const noexcept { return context.is_training() && options_.dropout > 0; }
   /// Those of `heads` heads, which context.index places among all, for distances below `keys`.
@@ -47,19 +64,32 @@ class AttentionCore final : public Module {
   at::Tensor attend(const Tensors& inputs, const ForwardContext& context) const;
   /// What a pass drops of the weights of these queries; null: nothing.
   c10::intrusive_ptr<AttentionDropout> dropout_of(const at::Tensor& q, const ForwardContext& context) const;
+  at::Tensor attend_to_source(const Tensors& inputs, const ForwardContext& context) const;
+  VisibleKeys visible_keys(const Tensors& inputs, int64_t keys) const;
+  at::Tensor biases_of(int64_t heads, int64_t keys, const ForwardContext& context) const;
+
   Options options_;
+  DistanceBuckets buckets_;
 };
 
-/// Causal self-attention. Query, key and value have separate weights, which may be split on dim 0 by whole heads; the
-/// number of local heads follows from their outputs. Queries and keys may pass through norms (QkNorm), and are rotated
-/// by their positions where the layer has a table of angles.
-class Attention final : public Layer {
+/// Self-attention, {x} -> {y}, or cross attention, {x of the target, states of the encoder} -> {y}. Query, key and value
+/// have separate weights, which may be split on dim 0 by whole heads; the number of local heads follows from their
+/// outputs. Queries and keys may pass through norms (QkNorm), and are rotated by their positions where the layer has a
+/// table of angles.
+class Attention final : public Module {
  public:
-  /// `rope`: null if the layer does not rotate.
-  Attention(const ModelConfig& config, int64_t layer, std::shared_ptr<RopeTable> rope);
+  /// What layers of a model share.
+  struct Shared {
+    std::shared_ptr<RopeTable> rope{};  ///< null if the layer does not rotate
+    Parameter* buckets = nullptr;       ///< AttentionCore::Buckets::shared
+  };
+  enum class Role : uint8_t { self, cross };
+  Attention(const ModelConfig& config, int64_t layer, const Shared& shared, Role role = Role::self);
+
+  Parameter* buckets() const noexcept { return core_.buckets(); }
 
  protected:
-  at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
+  Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
   Norm* register_norm(const char* name, const ModelConfig& config, int64_t width);

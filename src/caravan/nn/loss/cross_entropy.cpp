@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -16,6 +19,7 @@
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/module/path.h"
+#include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
 #include "caravan/nn/loss/capped_logits.h"
 #include "caravan/nn/loss/check_labels.h"
@@ -37,11 +41,13 @@ struct CrossEntropyTask {
   double logits_cap = 0;
   bool grad_hidden = false;
   PendingGradient::SharePtr share{};  ///< null: the weight needs no gradient
-  int64_t vocabulary = 0;             ///< global
+  Parameter* bias = nullptr;
+  at::Tensor bias_gradient{};  ///< a sum; undefined: it needs none
+  int64_t vocabulary = 0;      ///< global
   RowReduction* reduction = nullptr;
   int64_t first_row = 0;
 
-  bool has_gradient() const { return grad_hidden || share != nullptr; }
+  bool has_gradient() const { return grad_hidden || share != nullptr || bias_gradient.defined(); }
 };
 
 /// Statistics of the tokens of a chunk, a row each of [3, tokens], fp64; rounded before they are reduced over ranks.
@@ -162,21 +168,25 @@ double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const Cr
 }
 
 struct FusedCrossEntropy : Function<FusedCrossEntropy> {
+  /// `bias`: that of the task, if it has one: an argument, for its gradient.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden_in, const at::Tensor& weight,
-                            const at::Tensor& labels_in, const CrossEntropyTask& task) {
-    ctx->set_materialize_grads(false);
+                            const std::optional<at::Tensor>& bias, const at::Tensor& labels_in,
+                            const CrossEntropyTask& task) {
+    will_accumulate(ctx, {task.bias});
     if (task.share != nullptr) ctx->saved_data["share"] = c10::IValue::make_capsule(task.share);
     const at::Tensor hidden = hidden_in.reshape({-1, weight.size(1)});
     at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
     at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
-    loss.fill_(run(hidden, weight, labels_in.reshape({-1}).contiguous(), task, hidden_gradient) * task.scale);
-    ctx->save_for_backward({task.grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor()});
+    const at::Tensor labels = labels_in.reshape({-1}).contiguous();
+    loss.fill_(run(hidden, weight, bias.value_or(at::Tensor()), labels, task, hidden_gradient) * task.scale);
+    ctx->save_for_backward(
+        {task.grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor(), task.bias_gradient});
     return loss;
   }
 
   /// Once the graph is released, the receiver of the hidden's gradient is its only owner.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined()) return variable_list(4);
+    if (!grads[0].defined()) return variable_list(5);
     if (!grads[0].is_meta() && grads[0].item<double>() != 1) {
       throw UsageError({"cross_entropy", "loss",
                         fmt::format("its gradient is {}, but the weight's was computed for 1", grads[0].item<double>()),
@@ -186,7 +196,9 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     if (share != ctx->saved_data.end() && ctx->needs_input_grad(1)) {
       static_cast<PendingGradient::Share&>(*share->second.toCapsule()).accumulate_grad();
     }
-    return {ctx->get_saved_variables()[0], {}, {}, {}};
+    const variable_list saved = ctx->get_saved_variables();
+    if (saved[1].defined()) accumulations_of(ctx).front()->accumulate_grad(saved[1]);
+    return {saved[0], {}, {}, {}, {}};
   }
 
  private:
@@ -209,8 +221,8 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
   }
 
   /// The loss, unscaled.
-  static double run(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                    const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
+  static double run(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                    const at::Tensor& labels, const CrossEntropyTask& task, const at::Tensor& hidden_gradient) {
     if (!labels.is_meta()) check_labels(labels, task.vocabulary);
     const int64_t tokens = hidden.size(0);
     // The same on ranks with other pieces.
@@ -228,6 +240,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       const at::Tensor rows = hidden.narrow(0, first, count);
       const at::Tensor targets = labels.narrow(0, first, count);
       const at::Tensor logits = product(rows, weight);
+      if (bias.defined()) logits.add_(bias);
       const CappedLogits capped(logits, task.logits_cap, task.has_gradient());
       loss += loss_of_rows(logits, targets, task);
       capped.back_propagate(logits);
@@ -235,9 +248,11 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
         hidden_gradient.narrow(0, first, count).copy_(product(logits, weight.t(), ProductKind::dx));
       }
       if (task.share != nullptr) task.share->add_product(logits.t(), rows.t());
+      if (task.bias_gradient.defined()) task.bias_gradient.add_(logits.sum(0, false, task.bias_gradient.scalar_type()));
     }
     const double factor = take_path(chunk < tokens ? "fused cross-entropy in chunks" : "fused cross-entropy");
     if (factor != 1 && task.grad_hidden) hidden_gradient.mul_(factor);
+    if (factor != 1 && task.bias_gradient.defined()) task.bias_gradient.mul_(factor);
     if (task.reduction != nullptr) count_path("cross-entropy over a split vocabulary");
     return loss * factor;
   }
@@ -268,8 +283,11 @@ void check_loss_shapes(const at::Tensor& hidden, const at::Tensor& weight, const
        "", "give hidden [.., width], weight [vocabulary, width] of its dtype, int64 labels [..]"});
 }
 
-CrossEntropy::CrossEntropy(Parameter& weight, double logits_cap)
-    : weight_(share_parameter(weight)), logits_cap_(logits_cap), pending_(weight) {}
+CrossEntropy::CrossEntropy(Parameter& weight, Parameter* bias, double logits_cap)
+    : weight_(share_parameter(weight)),
+      bias_(bias == nullptr ? nullptr : &share_parameter(*bias)),
+      logits_cap_(logits_cap),
+      pending_(weight) {}
 
 void CrossEntropy::set_row_reduction(std::shared_ptr<RowReduction> reduction, int64_t first_row) {
   reduction_ = std::move(reduction);
@@ -284,6 +302,8 @@ void CrossEntropy::use_tiles(const Tiles& tiles) {
 Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsf,vf,bs->", "fv"};
   static const OpType kSplitType{"bsf,vf,bs->", "f"};
+  static const OpType kBiasedType{"bsf,vf,v,bs->", "fv"};
+  static const OpType kSplitBiasedType{"bsf,vf,v,bs->", "f"};
   if (inputs.size() != 2) {
     throw InternalError(
         {"cross_entropy", name(), fmt::format("takes hidden and labels, got {}", inputs.size()), "", ""});
@@ -299,6 +319,7 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
                                 context)};
   }
   const at::Tensor& weight = weight_.compute();
+  const auto bias = bias_ != nullptr ? std::optional(bias_->compute()) : std::nullopt;
   check_device("cross_entropy", hidden);
   check_loss_shapes(hidden, weight, inputs[1]);
   const bool records = at::GradMode::is_enabled();
@@ -307,11 +328,22 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
       .logits_cap = logits_cap_,
       .grad_hidden = records && hidden.requires_grad(),
       .share = records && weight.requires_grad() ? pending_.begin() : PendingGradient::SharePtr(),
+      .bias = bias_,
+      .bias_gradient =
+          records && bias.has_value() && bias->requires_grad()
+              ? at::zeros(bias->sizes(), bias->options().dtype(compute_type(bias->scalar_type())).requires_grad(false))
+              : at::Tensor(),
       .vocabulary = reduction_ == nullptr ? weight.size(0) : weight_.global_shape()[0],
       .reduction = reduction_.get(),
       .first_row = first_row_};
-  at::Tensor loss = FusedCrossEntropy::apply(hidden, weight, inputs[1], task);
-  record_layout(context, reduction_ == nullptr ? kType : kSplitType, loss, {hidden, weight_, inputs[1]}, name());
+  at::Tensor loss = FusedCrossEntropy::apply(hidden, weight, bias, inputs[1], task);
+  const OpType& type = bias_ == nullptr ? (reduction_ == nullptr ? kType : kSplitType)
+                                        : (reduction_ == nullptr ? kBiasedType : kSplitBiasedType);
+  if (bias_ == nullptr) {
+    record_layout(context, type, loss, {hidden, weight_, inputs[1]}, name());
+  } else {
+    record_layout(context, type, loss, {hidden, weight_, *bias_, inputs[1]}, name());
+  }
   if (reduction_ != nullptr && context.layouts != nullptr) {
     context.layouts->set(loss, reduction_->reduced(context.layouts->of(loss, name())));
   }

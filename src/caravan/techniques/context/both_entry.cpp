@@ -17,6 +17,7 @@ std::optional<Misfit> check_both(const Setting& setting, int64_t ranks, const Mo
                                  const SplitParts& others) {
   const int64_t exchange = setting.whole("exchange");
   if (ranks == 1) return std::nullopt;
+  if (auto misfit = misfit_of_text(model, ranks, /*has_ring=*/true)) return misfit;
   if (exchange >= 2 && exchange < ranks && ranks % exchange == 0) return misfit_of_heads(model, exchange, others);
   const std::string proper = join(divisors(ranks, 2, ranks - 1), " or ");
   std::vector<std::string> other_kinds = names_of("context_parallel");

@@ -41,6 +41,7 @@ class DealOut {
     here.positions =
         context.positions.defined() ? context.positions.index_select(context.positions.dim() - 1, slots) : slots;
     if (context.documents.defined()) here.documents = context.documents.index_select(1, slots);
+    if (context.token_types.defined()) here.token_types = context.token_types.index_select(1, slots);
     return next(std::move(inputs), here);
   }
 

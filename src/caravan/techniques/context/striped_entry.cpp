@@ -1,4 +1,5 @@
 #include "caravan/registry/registry.h"
+#include "caravan/techniques/context/exchange_heads.h"
 
 namespace caravan {
 
@@ -8,7 +9,9 @@ Entry striped_entry() {
           .name = "striped",
           .summary = "a ring in which token i is on rank i mod n, so that all blocks are triangles",
           .paper = "Brandon et al., arXiv 2311.09431",
-          .parts = [](const Setting&, int64_t ranks) { return SplitParts{.stream = ranks, .pieces = ranks}; }};
+          .parts = [](const Setting&, int64_t ranks) { return SplitParts{.stream = ranks, .pieces = ranks}; },
+          .check_model = [](const Setting&, int64_t ranks, const ModelConfig& model,
+                            const SplitParts&) { return misfit_of_text(model, ranks, /*has_ring=*/true); }};
 }
 
 }  // namespace caravan

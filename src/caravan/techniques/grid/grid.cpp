@@ -63,6 +63,17 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
     return Misfit{"mesh.tp", fmt::format("a grid of side {} divides {} {} by {}", side, count, what, divisor),
                   sides_text(grid, config)};
   };
+  const auto refused = [&](const char* key, const char* fact) {
+    return Misfit{key, fact, fmt::format("use tensor_parallel.kind \"{}\"", first_of("tensor_parallel").name)};
+  };
+  if (config.has_encoder()) return refused("model.encoder_layers", "a grid has no plan for a row of two texts");
+  if (config.has_transform() || config.classes > 0) {
+    return refused(config.classes > 0 ? "model.classes" : "model.head", "a grid has no plan for such a head");
+  }
+  if (config.token_types > 0) return refused("model.token_types", "a grid has no plan for types of tokens");
+  if (config.arch.positions == Positions::buckets) {
+    return refused("model.positions", "a grid has no plan for biases of distances");
+  }
   if (config.heads % side != 0) return wrong("heads", config.heads, side);
   if (config.num_kv_heads() % side != 0) return wrong("heads of keys and values", config.num_kv_heads(), side);
   if (config.width % parts != 0) return wrong("features", config.width, parts);
@@ -70,8 +81,7 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
   if (config.vocabulary > 0 && config.vocabulary < side)
     return wrong("rows of the vocabulary", config.vocabulary, side);
   if (config.arch.qk_norm == QkNorm::whole) {
-    return Misfit{"model.qk_norm", "norms of all queries, whose features are split by heads over some axes of a grid",
-                  fmt::format("use tensor_parallel.kind \"{}\"", first_of("tensor_parallel").name)};
+    return refused("model.qk_norm", "norms of all queries, whose features are split by heads over some axes of a grid");
   }
   if (config.lora.is_used() && grid.dims == 3) {
     return Misfit{"tensor_parallel.kind",

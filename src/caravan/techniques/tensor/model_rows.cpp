@@ -64,16 +64,24 @@ Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layo
   return row;
 }
 
+std::vector<std::string> attentions(const ModelConfig& config) {
+  std::vector<std::string> patterns{"*.attention"};
+  if (config.has_encoder()) patterns.emplace_back("*.cross_attention");
+  return patterns;
+}
+
 std::vector<std::string> stream_norms(const ModelConfig& config) {
-  std::vector<std::string> patterns{"head.norm"};
+  std::vector<std::string> patterns;
+  const bool has_last = config.arch.has_last_norm();
+  if (has_last || (config.has_transform() && config.classes == 0)) patterns.emplace_back("head.norm");
   if (config.arch.embedding_norm) patterns.emplace_back("embedding.norm");
-  if (config.arch.has_norms_before()) {
-    patterns.emplace_back("blocks.*.attention_norm");
-    if (!config.arch.has_one_norm) patterns.emplace_back("blocks.*.mlp_norm");
-  }
-  if (config.arch.has_norms_after()) {
-    patterns.emplace_back("blocks.*.attention_post_norm");
-    patterns.emplace_back("blocks.*.mlp_post_norm");
+  if (config.has_encoder() && has_last) patterns.emplace_back("blocks.*.output_norm");
+  std::vector<std::string> branches{"attention", "mlp"};
+  if (config.has_encoder()) branches.emplace_back("cross");
+  for (const std::string& branch : branches) {
+    const bool shares = branch == "mlp" && config.arch.has_one_norm;
+    if (config.arch.has_norms_before() && !shares) patterns.push_back("blocks.*." + branch + "_norm");
+    if (config.arch.has_norms_after()) patterns.push_back("blocks.*." + branch + "_post_norm");
   }
   return patterns;
 }

@@ -26,6 +26,9 @@ WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std:
 /// The row of the experts' tables; `layout` splits them between experts over `axis`, never inside one.
 Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout);
 
+/// The patterns of the attentions of blocks: "*.attention", and with an encoder "*.cross_attention".
+std::vector<std::string> attentions(const ModelConfig& config);
+
 /// The patterns of the norms of the stream: of blocks, embedding and head, not of queries and keys.
 std::vector<std::string> stream_norms(const ModelConfig& config);
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+
+#include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/nn/experts/router.h"
@@ -53,7 +56,8 @@ class Table {
     plan_.name = splits_sequence_ ? "tensor_1d with sequence" : "tensor_1d";
     plan_.axes = axes_.names;
     add_words();
-    add_attention();
+    for (const std::string& pattern : attentions(config_)) add_attention(pattern);
+    add_buckets();
     add_feed();
     if (splits_sequence_) add_shared();
     return std::move(plan_);
@@ -85,24 +89,36 @@ class Table {
     add({.pattern = pattern + ".lora.b", .parameters = {b}});
   }
 
-  void add_attention() {
-    add({.pattern = "*.attention", .inputs = {replicate_}});
-    add_columns("*.attention.query", axes_.on(Shard{0}), config_.arch.qkv_bias);
+  /// `pattern`: of the attention of some layers.
+  void add_attention(const std::string& pattern) {
+    const bool is_cross = pattern.ends_with("cross_attention");
+    add({.pattern = pattern,
+         .inputs = is_cross ? std::vector<std::optional<Layout>>{replicate_, replicate_}
+                            : std::vector<std::optional<Layout>>{replicate_}});
+    add_columns(pattern + ".query", axes_.on(Shard{0}), config_.arch.qkv_bias);
     const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
-    for (const char* name : {"*.attention.key", "*.attention.value"}) {
+    for (const char* name : {".key", ".value"}) {
       if (is_shared) {
-        add_shared_heads(name);
+        add_shared_heads(pattern + name);
       } else {
-        add_columns(name, axes_.on(Shard{0}), config_.arch.qkv_bias);
+        add_columns(pattern + name, axes_.on(Shard{0}), config_.arch.qkv_bias);
       }
     }
-    if (is_shared) add({.pattern = "*.attention.core", .around = kv_heads(mesh_)});
-    add_rows("*.attention.output", axes_.on(Shard{1}), config_.arch.output_bias);
+    if (is_shared) add({.pattern = pattern + ".core", .around = kv_heads(mesh_)});
+    add_rows(pattern + ".output", axes_.on(Shard{1}), config_.arch.output_bias);
     if (config_.arch.qk_norm == QkNorm::none) return;
     // Every rank has some of the heads, or of their features.
-    for (const char* name : {"*.attention.query_norm", "*.attention.key_norm"}) {
-      add(config_.arch.qk_norm == QkNorm::head ? shared_norm(name)
-                                               : split_norm_row(config_, axes_.whole, axes_.names, name));
+    for (const char* name : {".query_norm", ".key_norm"}) {
+      add(config_.arch.qk_norm == QkNorm::head ? shared_norm(pattern + name)
+                                               : split_norm_row(config_, axes_.whole, axes_.names, pattern + name));
+    }
+  }
+
+  /// The biases of distances, of the heads that are here. Other layers share those of the first ones.
+  void add_buckets() {
+    if (config_.arch.positions != Positions::buckets) return;
+    for (const int64_t layer : std::set<int64_t>{0, config_.encoder_layers}) {
+      add({.pattern = fmt::format("blocks.{}.attention.core", layer), .parameters = {{"bias", axes_.on(Shard{1})}}});
     }
   }
 
@@ -160,14 +176,29 @@ class Table {
          .parameters = {{"weight", rows}},
          .outputs = {stream_},
          .prepare = parts.embedding});
-    if (!config_.tie_embeddings) add({.pattern = "head", .parameters = {{"weight", rows}}});
+    if (config_.classes > 0) {  // few, on every rank
+      add({.pattern = "head", .inputs = {whole_}});
+      return;
+    }
+    Plan::Row head{.pattern = "head"};
+    if (!config_.ties_head()) head.parameters.push_back({"weight", rows});
+    if (config_.has_transform()) head.parameters.push_back({"bias", rows});
+    if (!head.parameters.empty()) add(std::move(head));
     add({.pattern = "head.loss", .inputs = {replicate_}, .prepare = parts.loss});
     add({.pattern = "head.logits", .inputs = {replicate_}, .outputs = {whole_}});
   }
 
   /// Weights that every rank uses on its own tokens.
   void add_shared() {
-    for (const std::string& name : stream_norms(config_)) add(shared_norm(name));
+    for (const std::string& name : stream_norms(config_)) {
+      if (config_.classes == 0 || !name.starts_with("head")) add(shared_norm(name));
+    }
+    if (config_.has_transform() && config_.classes == 0) {
+      add({.pattern = "head.transform", .parameters = {{"weight", whole_, replicate_}, {"bias", whole_, replicate_}}});
+    }
+    if (config_.token_types > 0) {
+      add({.pattern = "embedding.type", .parameters = {{"weight", whole_, replicate_}}});
+    }
     if (config_.arch.positions == Positions::learned) {
       add({.pattern = "embedding.position", .parameters = {{"weight", whole_, replicate_}}});
     }

@@ -25,8 +25,14 @@ Entry tensor_1d_entry() {
               [](const Setting& setting, int64_t ranks) {
                 return SplitParts{.heads = ranks, .experts = ranks, .stream = setting.flag("sequence") ? ranks : 1};
               },
-          .check_model = [](const Setting&, int64_t ranks, const ModelConfig& model,
-                            const SplitParts&) { return misfit_of_degree(model, ranks); },
+          .check_model = [](const Setting& setting, int64_t ranks, const ModelConfig& model,
+                            const SplitParts&) -> std::optional<Misfit> {
+            if (ranks > 1 && setting.flag("sequence") && model.has_encoder()) {
+              return Misfit{"tensor_parallel.sequence", "a row of an encoder and a decoder is of two texts",
+                            "use tensor_parallel.sequence = false"};
+            }
+            return misfit_of_degree(model, ranks);
+          },
           .shrink = shrink_1d};
 }
 

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "caravan/comm/record.h"
 #include "caravan/engine/engine.h"
@@ -28,20 +29,25 @@ std::vector<double> times_of_step(Engine& engine, const at::Tensor& ids) {
   const size_t count = model.blocks().size();
   std::vector<double> times(count, 0);
   Tensors inputs{ids};
-  std::vector<at::Tensor> ends;
+  std::vector<Tensors> ends;
   engine.begin_step();
   for (size_t block = 0; block < count; ++block) {
     if (block + 1 == count) inputs.push_back(ids);  // labels
     const Clock::time_point begin = Clock::now();
-    ends.push_back(model.run_blocks(block, block + 1, inputs, {}).front());
+    ends.push_back(model.run_blocks(block, block + 1, inputs, {}));
     times[block] = ms_between(begin, Clock::now());
-    inputs = {ends.back().detach().requires_grad_()};
+    inputs.clear();
+    for (const at::Tensor& end : ends.back()) inputs.push_back(end.detach().requires_grad_());
   }
   for (size_t block = count; block-- > 0;) {
-    if (!ends[block].requires_grad()) continue;  // a frozen embedding has no backward
-    const at::Tensor gradient = at::ones_like(ends[block]);
+    Tensors outputs, gradients;
+    for (const at::Tensor& end : ends[block]) {
+      if (!end.requires_grad()) continue;  // a frozen embedding has no backward
+      outputs.push_back(end);
+      gradients.push_back(at::ones_like(end));
+    }
     const Clock::time_point begin = Clock::now();
-    ends[block].backward(gradient);
+    if (!outputs.empty()) torch::autograd::backward(outputs, gradients);
     times[block] += ms_between(begin, Clock::now());
   }
   engine.finish_step();
@@ -66,8 +72,7 @@ std::vector<double> speeds_of_stages(double layer_ms, const Mesh& mesh) {
 }  // namespace
 
 UnitCosts measured_costs(const Recipe& recipe, const ModelConfig& model, const Mesh& mesh) {
-  ModelConfig one_layer = model;
-  one_layer = first_layers(one_layer, 1);
+  const ModelConfig one_layer = first_layers(model, 1);  // with an encoder, one of each
   const std::unique_ptr<Model> small = make_model(one_layer);
   const Mesh alone = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   Strategy strategy = whole_model(*small, alone);
@@ -80,7 +85,7 @@ UnitCosts measured_costs(const Recipe& recipe, const ModelConfig& model, const M
     const auto experts = static_cast<size_t>(router->config().experts);
     router->set_shares(std::vector<double>(experts, 1.0 / static_cast<double>(experts)));
   }
-  const at::Tensor ids = at::zeros({plan_batch(recipe, mesh.size()).micro_batch, model.context}, at::kLong);
+  const at::Tensor ids = at::zeros({plan_batch(recipe, mesh.size()).micro_batch, model.row_length()}, at::kLong);
   std::vector<std::vector<double>> steps;
   for (int step = 0; step <= kSteps; ++step) steps.push_back(times_of_step(engine, ids));
   std::vector<double> medians;
@@ -94,7 +99,10 @@ UnitCosts measured_costs(const Recipe& recipe, const ModelConfig& model, const M
   const Buffer buffer{medians.data(), static_cast<int64_t>(medians.size()), Dtype::fp64};
   mesh.world().all_reduce(buffer, buffer, ReduceOp::sum, "costs of layers");
   costs.of_units.push_back(medians.front() / mesh.size());
-  for (int64_t layer = 0; layer < model.layers; ++layer) costs.of_units.push_back(medians[1] / mesh.size());
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    const bool is_of_decoder = model.has_encoder() && !model.is_of_encoder(layer);
+    costs.of_units.push_back(medians[is_of_decoder ? 2 : 1] / mesh.size());
+  }
   costs.of_units.push_back(medians.back() / mesh.size());
   return costs;
 }

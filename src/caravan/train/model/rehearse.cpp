@@ -73,7 +73,7 @@ int64_t Rehearsed::most_in_flight() const {
 
 /// All rows of the rank; the step takes the rows of `num_micro_batches` micro-batches.
 TrainBatch Rehearsed::batch(int64_t step, int64_t num_micro_batches) const {
-  const int64_t context = trained.model->config().context;
+  const int64_t context = trained.model->config().row_length();
   const bool has_documents = recipe.data.packs_documents();
   const auto make = [&](int64_t, int64_t rows) {
     const auto ids = [&] { return at::empty({rows, context}, at::TensorOptions(at::kLong).device(at::kMeta)); };

@@ -33,6 +33,7 @@ struct WeightColumn {
   Form form = Form::plain;
   double offset = 0;        ///< ours = theirs + offset: norms of Gemma multiply by 1 + weight
   int64_t unused_rows = 0;  ///< of theirs, before those of ours; written as zeros
+  bool (*applies)(const ModelConfig& config) = nullptr;  ///< null: to every model that has the parameters
 };
 
 /// The names of all tensors. Names of a layer are relative to `blocks.N.` (ours) and to PREFIX LAYERS `.N.` (theirs).
@@ -42,13 +43,19 @@ struct WeightTable {
   std::vector<WeightColumn> first;
   std::vector<WeightColumn> layer;
   std::vector<WeightColumn> last;
+  std::vector<WeightColumn> classes{};  ///< in place of the last ones, of models that tell classes apart; {}: none do
+  std::string encoder_layers{};         ///< of an encoder: "encoder.block"; the layers above are then the decoder's
+  std::vector<WeightColumn> encoder_layer{};
+  /// Full names of tensors that are not parameters here; others that are not only in a model without classes.
+  std::vector<std::string> unused{};
+  std::vector<std::string> unused_without_classes{};
 };
 
 /// One architecture: what it computes, and how transformers' files write it. A row is data: the interpreter (Model),
 /// the plans of techniques, costs, import and export read it. docs/models.md lists the rows.
 struct ArchitectureRow {
   std::string name;         ///< model.kind of recipes, model_type of config.json
-  std::string their_class;  ///< "LlamaForCausalLM"
+  std::string their_class;  ///< "LlamaForCausalLM"; with classes "LlamaForSequenceClassification"
   /// The architecture and its usual numbers, for recipes that name it. Sizes do not matter. Settings that config.json
   /// does not have are always these.
   ModelConfig base;
@@ -56,6 +63,8 @@ struct ArchitectureRow {
   WeightTable weights;
   std::optional<int64_t> begin{};  ///< transformers' defaults of bos_token_id and eos_token_id
   std::optional<int64_t> end{};
+  std::optional<int64_t> pad{};            ///< of pad_token_id
+  std::optional<int64_t> decoder_start{};  ///< of decoder_start_token_id, with an encoder
 };
 
 /// All rows. References to them stay valid.

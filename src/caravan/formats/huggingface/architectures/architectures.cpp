@@ -19,7 +19,7 @@ std::deque<ArchitectureRow>& rows() {
   static std::deque<ArchitectureRow> all{gpt2_row(),    llama_row(),     mistral_row(),   qwen2_row(), qwen3_row(),
                                          mixtral_row(), qwen2_moe_row(), qwen3_moe_row(), gemma_row(), gemma2_row(),
                                          gemma3_row(),  phi3_row(),      smollm3_row(),   olmo2_row(), gpt_neox_row(),
-                                         opt_row(),     bloom_row(),     falcon_row()};
+                                         opt_row(),     bloom_row(),     falcon_row(),    bert_row(),  t5_row()};
   return all;
 }
 
@@ -30,6 +30,7 @@ std::optional<ModelConfig> read_back(const ModelConfig& config, const Architectu
   ModelConfig back;
   set_architecture(back, row);
   back.vocabulary = config.vocabulary;
+  back.classes = config.classes;
   try {
     const ConfigReader in(out, "", "config.json");
     for (const ConfigColumn& column : row.columns) column.read(in, back);
@@ -47,6 +48,10 @@ struct Differences {
 
 Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
   Differences found;
+  if (config.classes > 0 && row.weights.classes.empty()) {
+    return {1, "model.classes",
+            fmt::format("model.classes = {}, but {} tells no classes apart", config.classes, row.name)};
+  }
   const auto back = read_back(config, row);
   if (!back) return {model_fields().size(), "model.kind", fmt::format("{} cannot write it", row.name)};
   const ModelConfig a = resolved(config), b = resolved(*back);

@@ -126,6 +126,13 @@ ConfigColumn always(const char* key, double value, const char* meaning) {
           [](const ModelConfig&, Json&) {}};
 }
 
+ConfigColumn words(const char* key, const char* value) {
+  return {[=](const ConfigReader& in, ModelConfig&) {
+            in.require(key, std::initializer_list<std::string_view>{value}, value);
+          },
+          [](const ModelConfig&, Json&) {}};
+}
+
 ConfigColumn activation(const char* key, const char* absent) {
   /// Of equal ones the first is written.
   static const std::vector<std::pair<const char*, Activation>> kNames{
@@ -239,7 +246,8 @@ WeightTable llama_weights(std::vector<WeightColumn> layer, double norm_offset) {
           .layers = "layers",
           .first = {{"embed_tokens.weight", {"embedding.token.weight"}}},
           .layer = std::move(layer),
-          .last = {norm_weight("norm", "head.norm", norm_offset), {"/lm_head.weight", {"head.weight"}}}};
+          .last = {norm_weight("norm", "head.norm", norm_offset), {"/lm_head.weight", {"head.weight"}}},
+          .classes = {norm_weight("norm", "head.norm", norm_offset), {"/score.weight", {"head.weight"}}}};
 }
 
 }  // namespace caravan::columns

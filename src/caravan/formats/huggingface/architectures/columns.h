@@ -42,6 +42,7 @@ ConfigColumn tied(bool absent);
 ConfigColumn dropout(std::vector<const char*> keys, double absent);
 /// A setting that no other value of is supported; a missing key has that value.
 ConfigColumn always(const char* key, bool value);
+ConfigColumn words(const char* key, const char* value);
 ConfigColumn always(const char* key, double value, const char* meaning);
 ConfigColumn activation(const char* key, const char* absent);
 

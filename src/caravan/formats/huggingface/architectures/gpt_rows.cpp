@@ -56,7 +56,8 @@ ArchitectureRow gpt2_row() {
                               with_bias("attn.c_proj", {"attention.output"}, Form::transposed),
                               biased_norm("ln_2", "mlp_norm"), with_bias("mlp.c_fc", {"mlp.up"}, Form::transposed),
                               with_bias("mlp.c_proj", {"mlp.down"}, Form::transposed)}),
-                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
+                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
+                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
       .begin = 50256,
       .end = 50256};
 }

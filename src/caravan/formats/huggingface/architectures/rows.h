@@ -14,6 +14,9 @@ ArchitectureRow opt_row();
 ArchitectureRow bloom_row();
 ArchitectureRow falcon_row();
 
+ArchitectureRow bert_row();
+ArchitectureRow t5_row();
+
 ArchitectureRow llama_row();
 ArchitectureRow mistral_row();
 ArchitectureRow mixtral_row();

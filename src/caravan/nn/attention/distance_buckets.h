@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "caravan/module/parameter.h"
+
+namespace caravan {
+
+/// Biases of scores by buckets of distances: half of the buckets are of single distances, the others of ranges that
+/// grow up to `most`. A layer that sees a whole text has separate buckets for keys behind the query. (T5, Raffel et al.,
+/// arXiv 1910.10683.)
+struct DistanceBuckets {
+  Parameter* weight = nullptr;  ///< [buckets, heads]; null: none. Several layers share it
+  int64_t most = 128;
+  bool is_causal = true;
+
+  /// The bucket of a key that is `distance` behind (below 0: before) its query.
+  int64_t of(int64_t distance) const noexcept;
+  /// The biases of the heads that are here for distances 1 - keys up to 0, or up to keys - 1 if not causal: [heads,
+  /// span]. The gradient of the weight is accumulated.
+  at::Tensor biases(int64_t keys) const;
+};
+
+}  // namespace caravan
