@@ -75,6 +75,11 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, c
                    .action = "give more text, or raise data.validation_fraction"});
 }
 
+RowShape ValidationWindows::shape() const {
+  const bool has_documents = documents_ != nullptr;
+  return {.length = context_, .has_documents = has_documents, .has_positions = has_documents};
+}
+
 int64_t ValidationWindows::num_targets() const {
   if (marks_ == nullptr) return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last()));
   const auto length = static_cast<size_t>(context_);

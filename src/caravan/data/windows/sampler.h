@@ -7,6 +7,7 @@
 
 #include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/files/documents.h"
+#include "caravan/data/tasks/task_rows.h"
 #include "caravan/data/windows/token_file.h"
 
 namespace caravan {
@@ -45,7 +46,7 @@ std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
 /// `context` tokens before it as input. Windows begin `stride` tokens apart. If they overlap (stride < context), the
 /// first context - stride targets of each window but the first belong to the previous window and are left out. So all
 /// others have at least context - stride tokens before them, at context / stride times the work.
-class ValidationWindows {
+class ValidationWindows final : public ValidationRows {
  public:
   /// `documents`: the documents of the text, which do not see each other; null: the text is one document. `marks`: the
   /// marks of chats; null: all tokens are targets. Default stride: the context. Both outlive the windows. Throws
@@ -54,12 +55,15 @@ class ValidationWindows {
                     std::optional<int64_t> stride = {}, const TokenFile* marks = nullptr);
 
   int64_t context() const noexcept { return context_; }
-  int64_t size() const noexcept { return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_; }
-  int64_t num_targets() const;
+  int64_t size() const noexcept override { return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_; }
+  int64_t num_targets() const override;
+  RowShape shape() const override;
   const Documents* documents() const noexcept { return documents_; }
-  /// bits per byte = nats over all targets / ln 2 / text_bytes.
-  int64_t text_bytes() const noexcept { return tokens_.info().text_bytes; }
+  int64_t text_bytes() const noexcept override { return tokens_.info().text_bytes; }
 
+  void fill(int64_t first, const RowBuffers& rows) const override {
+    fill(first, rows.ids, rows.labels, rows.documents, rows.positions);
+  }
   /// Fills rows as TrainWindows::fill does with the windows from `first_window` on. The last window, and rows after it,
   /// are padded with token 0 and kIgnoredLabel, so that every rank can fill the same number of rows.
   /// `documents` and `positions` are used only if the windows have documents: see Documents::mark.

@@ -9,7 +9,9 @@
 
 #include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/files/documents.h"
+#include "caravan/data/tasks/task_rows.h"
 #include "caravan/data/windows/sampler.h"
+#include "caravan/data/windows/source_turns.h"
 #include "caravan/data/windows/streamed_windows.h"
 #include "caravan/data/windows/token_file.h"
 
@@ -26,48 +28,35 @@ struct TrainSource {
   std::optional<PackRule> packs{};       ///< of a streamed text
 };
 
-/// The windows of a training run. Sample k, where k = step * global_batch + row in the global batch, is the next window
-/// of one of the texts, in the order of its Sampler. Texts take turns by their weights in a fixed period, so that any
-/// range of samples has close to its share of each. Everything depends only on (texts, weights, context, seed, k), not
-/// on the number of ranks, on accumulation or on restarts.
-class TrainWindows {
+/// The windows of a training run, whose task is the next token (data.task = "next"). Sample k is the next window of one
+/// of the texts, in the order of its Sampler. Texts take turns: see SourceTurns.
+class TrainWindows final : public TaskRows {
  public:
-  /// Weights are rounded to ten-thousandths of their sum; they are exact if they are small whole numbers, or tenths,
-  /// hundredths or thousandths of such. Throws DataError naming a text that is shorter than context + 1 tokens, or
-  /// whose weight is less than a ten-thousandth of the sum or not above 0; ShapeError for context < 1.
+  /// Throws DataError naming a text that is shorter than context + 1 tokens, and as SourceTurns; ShapeError for
+  /// context < 1.
   TrainWindows(const std::vector<TrainSource>& sources, int64_t context, uint64_t seed);
 
   int64_t context() const noexcept { return context_; }
+  RowShape shape() const override;
+  Draw draw(int64_t sample) const override { return turns_.draw(sample); }
+  std::vector<int64_t> drawn(int64_t sample) const override { return turns_.drawn(sample); }
+  std::optional<double> epochs(size_t source, int64_t samples) const override;
 
-  struct Draw {
-    size_t source;
-    int64_t sample;  ///< of this source
-  };
-  Draw draw(int64_t sample) const;
-  /// The number of samples of each source before `sample`.
-  std::vector<int64_t> drawn(int64_t sample) const;
-  /// How many epochs of a source this many of its samples are. Nothing for a streamed one that is not completely known.
-  std::optional<double> epochs(size_t source, int64_t samples) const;
-
-  /// The position of a run as stored in checkpoints: tokens that all ranks together trained on before `sample`.
-  int64_t position(int64_t sample) const noexcept { return sample * context_; }
-
-  /// Targets of the samples [first, first + rows). Does not read the samples.
-  int64_t num_targets(int64_t first, int64_t rows) const;
+  /// Does not read the samples.
+  int64_t num_targets(int64_t first, int64_t rows) const override;
   /// Whether rows have documents, which `fill` then marks.
   bool has_documents() const noexcept { return sources_.front().documents != nullptr || sources_.front().packs; }
 
-  /// A shard of a streamed text, for comparing what ranks have read.
-  struct SeenShard {
-    std::string name;
-    ContentHash content;
-  };
-  /// Waits until the samples [first, end) of streamed texts can be filled, and returns their shards. Samples of other
-  /// texts always can. Throws as StreamedWindows::window.
-  std::vector<SeenShard> prepare(int64_t first, int64_t end, DataObserver& observer = DataObserver::none()) const;
-  /// Whether all samples before `end` have been prepared; the same on ranks that have prepared the same samples.
-  bool is_ready(int64_t end) const;
+  std::vector<SeenShard> prepare(int64_t first, int64_t end,
+                                 DataObserver& observer = DataObserver::none()) const override;
+  bool is_ready(int64_t end) const override;
 
+  /// The first tokens of the window of a sample: context + 1 at most.
+  void read(int64_t sample, std::span<int64_t> window) const;
+
+  void fill(int64_t first, const RowBuffers& rows) const override {
+    fill(first, rows.ids, rows.labels, rows.documents, rows.positions);
+  }
   /// Fills rows: row r has sample first + r.
   ///   input_ids, labels     [rows, context], row-major, of equal size; labels[r, t] is the token after input_ids[r, t]
   ///   documents, positions  the same, with has_documents(): see Documents::mark; else not used
@@ -97,9 +86,7 @@ class TrainWindows {
   std::vector<TrainSource> sources_;
   std::vector<Order> orders_;
   int64_t context_;
-  std::vector<int64_t> quotas_;   ///< samples of each source in a period
-  std::vector<size_t> turns_;     ///< source of each turn in a period
-  std::vector<int64_t> earlier_;  ///< earlier turns of the same source in the period
+  SourceTurns turns_;
 };
 
 }  // namespace caravan
