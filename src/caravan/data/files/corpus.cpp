@@ -59,6 +59,7 @@ Corpus::Corpus(std::span<const std::filesystem::path> files, const std::filesyst
     if (!error) total += static_cast<int64_t>(bytes);  // errors of the others are reported when they are opened
   }
   observer.begin("reading the text", total);
+  paths_.assign(files.begin(), files.end());
   for (const std::filesystem::path& path : files) {
     const TextFile& file = files_.emplace_back(path, cache, format, observer);
     documents_.insert(documents_.end(), file.documents().begin(), file.documents().end());
@@ -69,6 +70,14 @@ int64_t Corpus::num_skipped_lines() const noexcept {
   int64_t count = 0;
   for (const TextFile& file : files_) count += file.num_skipped_lines();
   return count;
+}
+
+const std::filesystem::path* Corpus::file_of(std::string_view document) const {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const auto is_it = [&](std::string_view one) { return one.data() == document.data(); };
+    if (std::ranges::any_of(files_[i].documents(), is_it)) return &paths_[i];
+  }
+  return nullptr;
 }
 
 namespace {

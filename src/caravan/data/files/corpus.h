@@ -36,12 +36,15 @@ class Corpus {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept;
+  /// The file of a whole document; null if it is none of these.
+  const std::filesystem::path* file_of(std::string_view document) const;
   /// Splits each file, so that validation has a part of every file. With `keeps_documents` no document is cut:
   /// validation takes the file's last documents, rounded up.
   TextSplit split(double validation_fraction = kValidationFraction, bool keeps_documents = false) const;
 
  private:
   std::vector<TextFile> files_;
+  std::vector<std::filesystem::path> paths_;
   std::vector<std::string_view> documents_;
 };
 

@@ -13,6 +13,7 @@
 #include "caravan/data/files/compressed.h"
 #include "caravan/data/files/file_format.h"
 #include "caravan/data/files/json_lines.h"
+#include "caravan/data/files/record.h"
 #include "caravan/data/files/table.h"
 
 namespace caravan {
@@ -94,7 +95,9 @@ class Decoding {
   void add_json(int64_t number, std::string_view line) {
     try {
       const nlohmann::json object = parse_json_line(line, source_, number);
-      if (format_.chat == nullptr) {
+      if (format_.record != nullptr) {
+        add_text(Record::read(object, *format_.record, source_, number).to_json());
+      } else if (format_.chat == nullptr) {
         add_text(text_field(object, format_.field, source_, number));
       } else {
         const nlohmann::json tools = object.contains("tools") ? object["tools"] : nlohmann::json();
@@ -176,6 +179,13 @@ void decode(std::string_view content, const fs::path& path, Content kind, const 
   decoding.finish();
 }
 
+/// What of a format but its field and its bad lines decides about the documents.
+std::vector<std::string> parts_of(const TextFormat& format) {
+  if (format.record != nullptr) return {"record", format.record->first, format.record->second, format.record->label};
+  if (format.chat != nullptr) return {format.chat->source(), format.chat->bos(), format.chat->eos()};
+  return {};
+}
+
 /// The path of a file's decoded text in the cache.
 fs::path decoded_path(const fs::path& cache, std::string_view content, Content kind, const TextFormat& format,
                       DataObserver& observer) {
@@ -186,9 +196,7 @@ fs::path decoded_path(const fs::path& cache, std::string_view content, Content k
     hasher.update(static_cast<uint64_t>(format.field.size()));
     hasher.update(format.field);
     hasher.update(uint64_t{format.skips_bad_lines ? 1U : 0U});
-    for (const std::string& part : format.chat == nullptr
-                                       ? std::vector<std::string>{}
-                                       : std::vector{format.chat->source(), format.chat->bos(), format.chat->eos()}) {
+    for (const std::string& part : parts_of(format)) {
       hasher.update(static_cast<uint64_t>(part.size()));
       hasher.update(part);
     }
@@ -213,6 +221,10 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   if (kind != Content::json_lines && format.chat != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
                      "give a .jsonl file with a list of messages in each line"});
+  }
+  if (kind != Content::json_lines && format.record != nullptr) {
+    throw DataError({"data", path.string(), "has no JSON lines, and so no records", "",
+                     "give a .jsonl file with an object in each line; of a table: datasets.Dataset.to_json(FILE)"});
   }
   if (kind == Content::text && !is_compressed(file_.text())) {
     check_is_text(file_.text(), path, observer);

@@ -14,6 +14,7 @@
 namespace caravan {
 
 class ChatTemplate;
+struct RecordFields;
 
 /// How to find the documents of a JSON lines file or a table.
 struct TextFormat {
@@ -22,6 +23,8 @@ struct TextFormat {
                                  ///< errors
   /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
   std::shared_ptr<const ChatTemplate> chat{};
+  /// Lines have records: a document is Record::to_json of one. `field` does not count. Null: they have texts.
+  std::shared_ptr<const RecordFields> record{};
 };
 
 /// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, detected by its

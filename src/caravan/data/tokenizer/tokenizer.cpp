@@ -133,23 +133,31 @@ std::vector<int32_t> Tokenizer::ids_of(std::string_view text) const {
 }
 
 Encoding Tokenizer::encode_single(std::string_view text, bool add_special_tokens) const {
-  return assembled(text, std::nullopt, add_special_tokens);
+  return assembled(ids_of(text), std::nullopt, add_special_tokens);
 }
 
 Encoding Tokenizer::encode_pair(std::string_view text, std::string_view pair, bool add_special_tokens) const {
-  return assembled(text, pair, add_special_tokens);
+  const std::vector<int32_t> first = ids_of(text);
+  const std::vector<int32_t> second = ids_of(pair);
+  return assembled(first, second, add_special_tokens);
 }
 
-Encoding Tokenizer::assembled(std::string_view text, std::optional<std::string_view> pair,
+Encoding Tokenizer::with_special_tokens(std::span<const int32_t> text,
+                                        std::optional<std::span<const int32_t>> pair) const {
+  return assembled(text, pair, /*add_special_tokens=*/true);
+}
+
+Encoding Tokenizer::assembled(std::span<const int32_t> text, std::optional<std::span<const int32_t>> pair,
                               bool add_special_tokens) const {
   const PostProcessor& processor = state_->tables.parts.post_processor;
-  const std::vector<int32_t> texts[] = {ids_of(text), pair ? ids_of(*pair) : std::vector<int32_t>()};
   Encoding encoding;
   for (const PostProcessor::Piece& piece : pair ? processor.pair : processor.single) {
     const bool is_special = piece.kind == PostProcessor::Piece::special;
     if (is_special && !add_special_tokens) continue;
-    const std::vector<int32_t>& ids =
-        is_special ? piece.ids : texts[piece.kind == PostProcessor::Piece::first_text ? 0 : 1];
+    const std::span<const int32_t> ids = is_special ? std::span(piece.ids)
+                                         : piece.kind == PostProcessor::Piece::first_text
+                                             ? text
+                                             : pair.value_or(text.first(0));
     encoding.ids.insert(encoding.ids.end(), ids.begin(), ids.end());
     encoding.type_ids.insert(encoding.type_ids.end(), ids.size(), piece.type_id);
   }

@@ -52,6 +52,9 @@ class Tokenizer {
   Encoding encode_single(std::string_view text, bool add_special_tokens = true) const;
   /// The same of two texts: [CLS] text [SEP] pair [SEP].
   Encoding encode_pair(std::string_view text, std::string_view pair, bool add_special_tokens = true) const;
+  /// The same of texts that are ids already: without special tokens, and perhaps truncated.
+  Encoding with_special_tokens(std::span<const int32_t> text,
+                               std::optional<std::span<const int32_t>> pair = std::nullopt) const;
 
   using Sink = std::function<void(std::span<const int32_t> ids)>;
   /// The same ids, without added special tokens, in pieces, so that the ids of a large text need not be in memory at
@@ -104,7 +107,8 @@ class Tokenizer {
   explicit Tokenizer(std::shared_ptr<const State> state);
   void check_id(int32_t id) const;
   std::vector<int32_t> ids_of(std::string_view text) const;
-  Encoding assembled(std::string_view text, std::optional<std::string_view> pair, bool add_special_tokens) const;
+  Encoding assembled(std::span<const int32_t> text, std::optional<std::span<const int32_t>> pair,
+                     bool add_special_tokens) const;
 
   std::shared_ptr<const State> state_;
   Named named_;

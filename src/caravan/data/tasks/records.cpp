@@ -1,0 +1,131 @@
+#include "caravan/data/tasks/records.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/files/corpus.h"
+#include "caravan/data/files/record.h"
+
+namespace caravan {
+namespace {
+
+constexpr uint64_t kRecording = 1;  ///< increment when the same records give other ids or indices
+constexpr int64_t kNumbers = 3;     ///< of each record in the index
+constexpr int64_t kLargestNumber = int64_t{1} << 31;
+
+std::optional<int64_t> whole_number_of(const std::string& label) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(label.data(), label.data() + label.size(), value);
+  const bool is_whole = error == std::errc() && end == label.data() + label.size();
+  return is_whole && std::to_string(value) == label ? std::optional(value) : std::nullopt;
+}
+
+ContentHash hash_of(std::string_view what, std::span<const std::string_view> records, const Tokenizer& tokenizer,
+                    const std::vector<std::string>& classes, DataObserver& observer) {
+  ContentHasher hasher;
+  hasher.update(kRecording);
+  hasher.update(what);
+  hasher.update(tokenizer.hash().high);
+  hasher.update(tokenizer.hash().low);
+  const auto add = [&](std::string_view text) {
+    hasher.update(static_cast<uint64_t>(text.size()));
+    in_pieces(text, observer, [&](std::string_view piece) { hasher.update(piece); });
+  };
+  hasher.update(static_cast<uint64_t>(classes.size()));
+  for (const std::string& name : classes) add(name);
+  for (const std::string_view record : records) add(record);
+  return hasher.value();
+}
+
+int32_t class_of(const Record& record, const std::vector<std::string>& classes,
+                 const std::function<std::string()>& place) {
+  if (classes.empty()) return 0;
+  const auto found = std::ranges::find(classes, record.label);
+  if (found != classes.end()) return static_cast<int32_t>(found - classes.begin());
+  throw DataError({"data", place(),
+                   fmt::format("its label {} is none of the {} of the training records", record.label, classes.size()),
+                   "", fmt::format("the nearest is {}", nearest(record.label, classes))});
+}
+
+}  // namespace
+
+std::vector<std::string> class_names_of(std::span<const std::string_view> records) {
+  std::set<std::string> labels;
+  for (const std::string_view record : records) labels.insert(Record::from_json(record).label);
+  std::vector<std::string> names(labels.begin(), labels.end());
+  const auto is_number = [](const std::string& label) { return whole_number_of(label).has_value(); };
+  if (std::ranges::all_of(names, is_number)) std::ranges::sort(names, {}, whole_number_of);
+  return names;
+}
+
+RecordTokens open_or_build_records(const std::filesystem::path& cache_dir, std::span<const std::string_view> records,
+                                   const Tokenizer& tokenizer, const std::vector<std::string>& classes,
+                                   const PlaceOfRecord& place_of, DataObserver& observer) {
+  SecondPass hashing(observer);
+  const ContentHash of_tokens = hash_of("record tokens", records, tokenizer, classes, hashing);
+  const ContentHash of_index = hash_of("record index", records, tokenizer, classes, hashing);
+  const std::filesystem::path path = cache_dir / (of_tokens.hex() + ".tokens");
+  const std::filesystem::path index_path = cache_dir / (of_index.hex() + ".tokens");
+  std::optional<TokenFile> tokens, index;
+  const auto find = [&] {
+    tokens = TokenFile::find(path, of_tokens, tokenizer.vocab_size(), observer);
+    index = TokenFile::find(index_path, of_index, kLargestNumber, observer);
+    return tokens && index;
+  };
+  std::vector<std::shared_ptr<const CacheLock>> uses;  // until the files are open
+  const auto build = [&] {
+    observer.begin("tokenizing", num_bytes(records));
+    TokenFileWriter ids(path, tokenizer.vocab_size());
+    TokenFileWriter numbers(index_path, kLargestNumber);
+    int64_t bytes = 0;
+    for (const std::string_view json : records) {
+      const Record record = Record::from_json(json);
+      const int32_t label = class_of(record, classes, [&] { return place_of(json, record.line); });
+      const std::vector<int32_t> first = tokenizer.encode(record.first);
+      const std::vector<int32_t> second = tokenizer.encode(record.second);
+      ids.append(first);
+      ids.append(second);
+      numbers.append(std::array{static_cast<int32_t>(first.size()), static_cast<int32_t>(second.size()), label});
+      bytes += static_cast<int64_t>(record.first.size() + record.second.size());
+      observer.advance(static_cast<int64_t>(json.size()));
+    }
+    uses = {numbers.finish(0, of_index), ids.finish(bytes, of_tokens)};
+  };
+  find_or_build(path, find, build, observer);
+  if (!tokens || !index) return {TokenFile::open(path, observer), TokenFile::open(index_path, observer)};
+  return {std::move(*tokens), std::move(*index)};
+}
+
+RecordList::RecordList(const TokenFile& tokens, const TokenFile& index) : tokens_(&tokens), index_(&index) {
+  std::array<int64_t, kNumbers> numbers{};
+  int64_t begin = 0;
+  for (int64_t record = 0; record < index.size() / kNumbers; ++record) {
+    index.read(record * kNumbers, numbers);
+    begins_.push_back(begin);
+    begin += numbers[0] + numbers[1];
+  }
+}
+
+RecordList::Size RecordList::size_of(int64_t record) const {
+  std::array<int64_t, kNumbers> numbers{};
+  index_->read(record * kNumbers, numbers);
+  return {numbers[0], numbers[1], numbers[2]};
+}
+
+RecordList::Texts RecordList::read(int64_t record) const {
+  const Size size = size_of(record);
+  std::vector<int64_t> ids(static_cast<size_t>(size.first + size.second));
+  tokens_->read(begins_[static_cast<size_t>(record)], ids);
+  const auto middle = ids.begin() + size.first;
+  return {{ids.begin(), middle}, {middle, ids.end()}, size.label};
+}
+
+}  // namespace caravan
