@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "caravan/base/text.h"
 #include "caravan/recipe/key_kinds.h"
@@ -81,9 +82,56 @@ RecipeKey data_tokenizer() {
           }};
 }
 
-}  // namespace
+/// `key`, which is used with some values of data.task only.
+RecipeKey of_tasks(RecipeKey key, const std::vector<std::string>& tasks) {
+  std::vector<std::string> quoted;
+  for (const std::string& task : tasks) quoted.push_back('"' + task + '"');
+  const auto is_used = [tasks](const Recipe& recipe) {
+    return std::ranges::find(tasks, recipe.data.task.kind) != tasks.end();
+  };
+  const std::string reason = fmt::format("is used with data.task = {} only", fmt::join(quoted, " or "));
+  // Another reason of the key to be idle comes second.
+  key.idle = [is_used, reason, idle = key.idle](const Recipe& recipe) {
+    return is_used(recipe) ? idle(recipe) : reason;
+  };
+  return key;
+}
 
-std::vector<RecipeKey> data_keys() {
+const std::vector<std::string> kTextTasks{"next", "masked", "spans"};  ///< rows are windows of text
+
+std::vector<RecipeKey> task_keys() {
+  return {
+      choice({"data.task", OnResume::history},
+             "what is learned: the \"next\" token, \"masked\" tokens, \"spans\" of tokens, to \"classify\" texts, or "
+             "\"pairs\" of a source and its target",
+             FIELD(data.task.kind), {"next", "masked", "spans", "classify", "pairs"}),
+      of_tasks(real({"data.mask_rate", OnResume::history}, "masked, spans: fraction of the tokens that are learned",
+                    FIELD(data.task.mask_rate), {0.001, 0.9}),
+               {"masked", "spans"}),
+      of_tasks(boolean({"data.whole_words", OnResume::history}, "masked: all tokens of a word, or none of them",
+                       FIELD(data.task.whole_words)),
+               {"masked"}),
+      of_tasks(real({"data.span_length", OnResume::history}, "spans: their mean number of tokens",
+                    FIELD(data.task.span_length), {1, 1000}),
+               {"spans"}),
+      of_tasks(text({"data.pair_field", OnResume::content},
+                    "classify: field of JSON lines that has a second text; \"\": there is one text",
+                    FIELD(data.task.pair_field)),
+               {"classify"}),
+      of_tasks(text({"data.label_field", OnResume::content},
+                    "classify: field of JSON lines that has the class, a name or a whole number",
+                    FIELD(data.task.label_field)),
+               {"classify"}),
+      of_tasks(text({"data.source_field", OnResume::content}, "pairs: field of JSON lines that has the source",
+                    FIELD(data.task.source_field)),
+               {"pairs"}),
+      of_tasks(text({"data.target_field", OnResume::content}, "pairs: field of JSON lines that has the target",
+                    FIELD(data.task.target_field)),
+               {"pairs"}),
+  };
+}
+
+std::vector<RecipeKey> text_keys() {
   return {
       only_with(
           paths({"data.text", OnResume::content, AcrossRanks::differ},
@@ -91,20 +139,25 @@ std::vector<RecipeKey> data_keys() {
                 FIELD(data.text), false),
           [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
       data_sources(),
-      only_with(
-          boolean({"data.streaming", OnResume::history},
-                  "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
-          [](const Recipe& recipe) { return !recipe.data.has_chats(); }, "is used with data.format = \"text\" only"),
-      choice({"data.format", OnResume::content},
-             "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are learned",
-             FIELD(data.format), {"text", "chat"}),
+      of_tasks(only_with(
+                   boolean({"data.streaming", OnResume::history},
+                           "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
+                   [](const Recipe& recipe) { return !recipe.data.has_chats(); },
+                   "is used with data.format = \"text\" only"),
+               kTextTasks),
+      of_tasks(choice({"data.format", OnResume::content},
+                      "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are "
+                      "learned",
+                      FIELD(data.format), {"text", "chat"}),
+               {"next"}),
       only_with(
           text({"data.chat_template", OnResume::content, AcrossRanks::differ},
                "a file with the chat template; \"\": that of the tokenizer's folder", FIELD(data.chat_template)),
           [](const Recipe& recipe) { return recipe.data.has_chats(); }, "is used with data.format = \"chat\" only"),
-      text({"data.field", OnResume::content},
-           "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
-           FIELD(data.field)),
+      of_tasks(text({"data.field", OnResume::content},
+                    "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
+                    FIELD(data.field)),
+               {"next", "masked", "spans", "classify"}),
       boolean({"data.skip_bad_lines", OnResume::content},
               "leave out JSON lines that lack the field or are not JSON; else they are errors",
               FIELD(data.skip_bad_lines)),
@@ -115,8 +168,9 @@ std::vector<RecipeKey> data_keys() {
                "fraction at the end of each file that is for validation", FIELD(data.validation_fraction), {1e-6, 0.9}),
           [](const Recipe& recipe) { return recipe.data.validation.empty(); }, "is not used with data.validation"),
       data_tokenizer(),
-      choice({"data.pack", OnResume::history}, "documents in one sequence see each other, or each only itself",
-             FIELD(data.pack), {"none", "documents"}),
+      of_tasks(choice({"data.pack", OnResume::history}, "documents in one sequence see each other, or each only itself",
+                      FIELD(data.pack), {"none", "documents"}),
+               {"next"}),
       only_with(
           choice({"data.positions", OnResume::history},
                  "positions in a packed document: restart from 0, or continue along the sequence",
@@ -124,6 +178,14 @@ std::vector<RecipeKey> data_keys() {
           [](const Recipe& recipe) { return recipe.data.packs_documents(); },
           "is used with data.pack = \"documents\" only"),
   };
+}
+
+}  // namespace
+
+std::vector<RecipeKey> data_keys() {
+  std::vector<RecipeKey> keys = task_keys();
+  for (RecipeKey& key : text_keys()) keys.push_back(std::move(key));
+  return keys;
 }
 
 #undef FIELD

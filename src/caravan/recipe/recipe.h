@@ -9,6 +9,7 @@
 #include "caravan/mesh/mesh.h"
 #include "caravan/nn/config.h"
 #include "caravan/optim/learning_rate.h"
+#include "caravan/recipe/task_choice.h"
 #include "caravan/registry/setting.h"
 #include "caravan/registry/split.h"
 #include "caravan/schedule/pipeline_choice.h"
@@ -38,6 +39,7 @@ struct Recipe {
     std::string format = "text";                          ///< or "chat": the field has messages
     std::string chat_template{};                          ///< a file; "": the one beside the tokenizer
     bool has_chats() const { return format == "chat"; }
+    TaskChoice task{};
     std::string pack = "none";          ///< or "documents": documents in one sequence do not see each other
     std::string positions = "restart";  ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
