@@ -4,10 +4,9 @@
 #include <span>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "caravan/base/error.h"
-#include "caravan/data/windows/train_windows.h"
+#include "caravan/data/tasks/task_rows.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/redistribute/redistribute.h"
 
@@ -49,22 +48,21 @@ std::vector<at::Tensor*> TrainBatch::tensors() {
   return all;
 }
 
-TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows) {
+TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows) {
+  const RowShape shape = source.shape();
   TrainBatch batch;
-  const auto data_of = [](at::Tensor& tensor) -> std::span<int64_t> {
-    if (!tensor.defined()) return {};
+  const auto make = [&](at::Tensor& tensor) -> std::span<int64_t> {
+    tensor = at::empty({rows, shape.length}, at::kLong);
     return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
   };
-  batch.ids = at::empty({rows, windows.context()}, at::kLong);
-  batch.labels = at::empty_like(batch.ids);
-  if (windows.has_documents()) {
-    batch.positions = at::empty_like(batch.ids);
-    batch.documents = at::empty_like(batch.ids);
-  }
-  windows.fill(first_sample, data_of(batch.ids), data_of(batch.labels), data_of(batch.documents),
-               data_of(batch.positions));
+  RowBuffers buffers{.ids = make(batch.ids), .labels = make(batch.labels)};
+  if (shape.has_positions) buffers.positions = make(batch.positions);
+  if (shape.has_documents) buffers.documents = make(batch.documents);
+  if (shape.has_token_types) buffers.token_types = make(batch.token_types);
+  source.fill(first_sample, buffers);
+  batch.num_sources = shape.num_sources;
   batch.global_rows = rows;
-  batch.num_targets = windows.num_targets(first_sample, rows);
+  batch.num_targets = source.num_targets(first_sample, rows);
   return batch;
 }
 
@@ -89,12 +87,12 @@ TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_
   return batch;
 }
 
-TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows,
+TrainBatch make_rank_batch(const Engine& engine, const TaskRows& source, int64_t step, int64_t global_rows,
                            const RowDeal& deal) {
-  const RowSource source{.context = windows.context(),
-                         .make = [&](int64_t first, int64_t rows) { return make_batch(windows, first, rows); },
-                         .num_targets = [&](int64_t first, int64_t rows) { return windows.num_targets(first, rows); }};
-  return make_rank_batch(engine, source, step, global_rows, deal);
+  const RowSource rows{.context = source.shape().length,
+                       .make = [&](int64_t first, int64_t count) { return make_batch(source, first, count); },
+                       .num_targets = [&](int64_t first, int64_t count) { return source.num_targets(first, count); }};
+  return make_rank_batch(engine, rows, step, global_rows, deal);
 }
 
 TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole, const RowDeal& deal) {

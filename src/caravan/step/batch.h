@@ -13,7 +13,7 @@
 
 namespace caravan {
 
-class TrainWindows;
+class TaskRows;
 
 /// The batch of a step, or a box of it: the part of one rank, as Strategy::batch_layout lays it out, or a deal.
 struct TrainBatch {
@@ -33,8 +33,8 @@ struct TrainBatch {
   std::vector<at::Tensor*> tensors();
 };
 
-/// Makes rows of the training texts: row r is sample first_sample + r.
-TrainBatch make_batch(const TrainWindows& windows, int64_t first_sample, int64_t rows);
+/// Makes rows of the training data: row r is sample first_sample + r.
+TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows);
 
 /// Source of the rows of a batch.
 struct RowSource {
@@ -50,7 +50,7 @@ struct RowSource {
 /// other rows or coordinates.
 TrainBatch make_rank_batch(const Engine& engine, const RowSource& source, int64_t step, int64_t global_rows,
                            const RowDeal& deal = {});
-TrainBatch make_rank_batch(const Engine& engine, const TrainWindows& windows, int64_t step, int64_t global_rows,
+TrainBatch make_rank_batch(const Engine& engine, const TaskRows& source, int64_t step, int64_t global_rows,
                            const RowDeal& deal = {});
 
 /// The same piece of a batch that every rank has whole; sends nothing.
