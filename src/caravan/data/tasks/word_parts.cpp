@@ -38,7 +38,8 @@ Marks marks_of(const json& file) {
   const json model = file.value("model", json::object());
   const std::string kind = text_of(model, "type");
   if (kind == "WordLevel") return {.are_words = true};
-  if (kind == "WordPiece") return {.continues = text_of(model, "continuing_subword_prefix")};
+  if (!text_of(model, "end_of_word_suffix").empty()) return {};  // tokens say where words end
+  if (std::string prefix = text_of(model, "continuing_subword_prefix"); !prefix.empty()) return {.continues = prefix};
   std::vector<const json*> parts;
   for (const char* key : {"normalizer", "pre_tokenizer"}) {
     if (file.contains(key)) list_parts(file[key], parts);
