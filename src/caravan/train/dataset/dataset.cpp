@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/data/chat/chat_template.h"
+#include "caravan/data/files/record.h"
 #include "caravan/data/files/text_paths.h"
 #include "caravan/data/tokenizer/bpe_trainer.h"
 #include "caravan/data/windows/cache.h"
@@ -97,7 +98,8 @@ struct SplitCorpus {
 SplitCorpus open_corpus(const std::vector<std::string>& paths, const Recipe::Data& data, const DataFolders& folders,
                         DataObserver& observer) {
   Corpus corpus(find_all_texts(paths, folders), folders.cache, text_format(data, folders), observer);
-  TextSplit split = corpus.split(data.validation.empty() ? data.validation_fraction : 0, data.has_chats());
+  TextSplit split =
+      corpus.split(data.validation.empty() ? data.validation_fraction : 0, data.has_chats() || data.task.has_records());
   return {std::move(corpus), std::move(split)};
 }
 
@@ -123,6 +125,7 @@ std::vector<fs::path> find_texts(const std::string& path, const DataFolders& fol
 TextFormat text_format(const Recipe::Data& data, const DataFolders& folders) {
   TextFormat format{.field = data.field, .skips_bad_lines = data.skip_bad_lines};
   if (data.has_chats()) format.chat = find_chat_template(data, folders);
+  if (data.task.has_records()) format.record = std::make_shared<const RecordFields>(record_fields(data));
   if (format.field.empty()) format.field = data.has_chats() ? "messages" : "text";
   return format;
 }
@@ -204,10 +207,10 @@ ValidationWindows Dataset::validation_windows(int64_t context) const {
           validation.marks ? &*validation.marks : nullptr};
 }
 
-std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe) {
+std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& rows, const Recipe& recipe) {
   std::vector<std::string> notes;
   const int64_t samples = recipe.train.steps * recipe.train.global_batch;
-  const std::vector<int64_t> drawn = windows.drawn(samples);
+  const std::vector<int64_t> drawn = rows.drawn(samples);
   for (size_t i = 0; drawn.size() > 1 && i < drawn.size(); ++i) {
     const std::string& name = dataset.train_name(i);
     if (dataset.streamed) {
@@ -216,15 +219,16 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindow
     }
     notes.push_back(fmt::format("{}: {} tokens, {} of {} sequences, {:.3g} epochs", name,
                                 format_count(static_cast<double>(dataset.train[i].tokens.size())), drawn[i], samples,
-                                windows.epochs(i, drawn[i]).value()));
+                                rows.epochs(i, drawn[i]).value()));
   }
   if (dataset.num_skipped_lines > 0) {
     notes.push_back(fmt::format(
         "{} left out (data.skip_bad_lines): not JSON, or {}",
         dataset.num_skipped_lines == 1 ? "1 line is" : fmt::format("{} lines are", dataset.num_skipped_lines),
-        recipe.data.has_chats()     ? "not a chat with an answer that fits the template"
-        : recipe.data.field.empty() ? "no text in the field"
-                                    : "no text in " + recipe.data.field));
+        recipe.data.has_chats()          ? "not a chat with an answer that fits the template"
+        : recipe.data.task.has_records() ? "no record"
+        : recipe.data.field.empty()      ? "no text in the field"
+                                         : "no text in " + recipe.data.field));
   }
   return notes;
 }
@@ -293,6 +297,26 @@ Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folder
   return text;
 }
 
+namespace {
+
+/// The texts of documents, for training a tokenizer; those of chats and records are put into `plain`.
+std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vector<std::string_view>& documents,
+                                       std::vector<std::string>& plain) {
+  if (!data.has_chats() && !data.task.has_records()) return documents;
+  for (const std::string_view document : documents) {
+    if (data.has_chats()) {
+      plain.push_back(RenderedChat::from_json(document).text);
+      continue;
+    }
+    Record record = Record::from_json(document);
+    plain.push_back(std::move(record.first));
+    if (!record.second.empty()) plain.push_back(std::move(record.second));
+  }
+  return {plain.begin(), plain.end()};
+}
+
+}  // namespace
+
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer, StreamRole role) {
   if (data.streaming) return open_streamed_dataset(data, folders, observer, role);
   const std::vector<TrainPaths> sources = train_paths(data);
@@ -313,21 +337,35 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   }
   if (!data.validation.empty()) all_validation = open(data.validation).train;
 
-  std::vector<std::string> chats;  // as the tokenizer sees them, without the positions of answers
-  if (data.has_chats() && data.tokenizer.empty()) {
-    for (const std::string_view chat : all_train) chats.push_back(RenderedChat::from_json(chat).text);
-    all_train.assign(chats.begin(), chats.end());
-  }
+  std::vector<std::string> classes;
+  if (data.task.kind == "classify") classes = checked_class_names(data, all_train);
+  const auto place_of = [&](std::string_view record, int64_t line) {
+    for (const SplitCorpus& one : corpora) {
+      if (const fs::path* file = one.corpus.file_of(record)) return fmt::format("{}:{}", file->string(), line);
+    }
+    return fmt::format("line {}", line);
+  };
+  const auto make_text = [&](const Tokenizer& tokenizer, const std::vector<std::string_view>& documents) {
+    return data.task.has_records()
+               ? tokenized_records(data, folders, tokenizer, documents, {classes, place_of}, observer)
+               : tokenized_text(data, folders, tokenizer, documents, observer);
+  };
+  std::vector<std::string> plain;
+  if (data.tokenizer.empty()) all_train = texts_of(data, all_train, plain);
   Tokenizer tokenizer = open_tokenizer(data, folders, all_train, observer);
   std::vector<Dataset::Text> train;
   for (size_t i = 0; i < sources.size(); ++i) {
-    train.push_back(tokenized_text(data, folders, tokenizer, splits[i].train, observer));
+    train.push_back(make_text(tokenizer, splits[i].train));
     train.back().name = sources[i].name;
     train.back().weight = sources[i].weight;
   }
-  Dataset::Text validation = tokenized_text(data, folders, tokenizer, all_validation, observer);
+  Dataset::Text validation = make_text(tokenizer, all_validation);
   trim_cache(folders.cache, folders.cache_limit_bytes);
-  return {std::move(tokenizer), std::move(train), std::move(validation), num_skipped_lines};
+  return {.tokenizer = std::move(tokenizer),
+          .train = std::move(train),
+          .validation = std::move(validation),
+          .num_skipped_lines = num_skipped_lines,
+          .class_names = std::move(classes)};
 }
 
 }  // namespace caravan

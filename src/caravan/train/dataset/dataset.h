@@ -24,6 +24,7 @@ struct Dataset {
     TokenFile tokens;
     std::optional<Documents> documents{};  ///< with data.pack = "documents"
     std::optional<TokenFile> marks{};      ///< of chats
+    std::optional<TokenFile> index{};      ///< of records: see RecordTokens
     std::string name{};                    ///< as the recipe names it
     double weight = 1;                     ///< in a mixture
   };
@@ -38,6 +39,7 @@ struct Dataset {
   Text validation;
   int64_t num_skipped_lines = 0;  ///< JSON lines, with data.skip_bad_lines; not counted in streamed texts
   std::optional<Streamed> streamed{};
+  std::vector<std::string> class_names{};  ///< with data.task = "classify", by number: see class_names_of
 
   /// 0: streamed, and not known yet.
   int64_t num_train_tokens() const noexcept;
@@ -46,13 +48,14 @@ struct Dataset {
   /// Hash of the training texts, the tokenizer and the weights of a mixture. For streamed texts: see
   /// StreamedText::content.
   ContentHash train_hash() const;
-  /// The windows refer to the texts, which must outlive them at their present address.
+  /// Of texts, for any task of windows. The windows refer to the texts, which must outlive them at their present
+  /// address.
   TrainWindows train_windows(int64_t context, int64_t seed) const;
   ValidationWindows validation_windows(int64_t context) const;
 };
 
 /// Notes for the user about the texts of a run: the share of each text of a mixture, and skipped lines.
-std::vector<std::string> dataset_notes(const Dataset& dataset, const TrainWindows& windows, const Recipe& recipe);
+std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& rows, const Recipe& recipe);
 
 /// Folders in which files are looked up and stored. A relative path is looked up from the working folder, then from the
 /// folder of the recipe, then from `home`.

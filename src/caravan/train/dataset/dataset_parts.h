@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "caravan/data/files/record.h"
+#include "caravan/data/tasks/records.h"
 #include "caravan/train/dataset/dataset.h"
 
 namespace caravan {
@@ -19,6 +21,20 @@ std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tok
 
 Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
                              const std::vector<std::string_view>& documents, DataObserver& observer);
+
+/// The fields of records that `data` names.
+RecordFields record_fields(const Recipe::Data& data);
+/// class_names_of the training records. Throws DataError unless there are two classes or more.
+std::vector<std::string> checked_class_names(const Recipe::Data& data, const std::vector<std::string_view>& records);
+
+struct RecordLabels {
+  const std::vector<std::string>& classes;
+  PlaceOfRecord place_of;
+};
+/// The same as tokenized_text, for a task of records.
+Dataset::Text tokenized_records(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                                const std::vector<std::string_view>& records, const RecordLabels& labels,
+                                DataObserver& observer);
 
 /// The files given by some paths of a recipe.
 std::vector<std::filesystem::path> find_all_texts(const std::vector<std::string>& paths, const DataFolders& folders);

@@ -152,13 +152,13 @@ Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Co
   return std::move(*dataset);
 }
 
-void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t first, int64_t end,
-                     Communicator& world, const JointWork& options) {
-  if (windows.is_ready(end)) return;
+void prepare_samples(TokenStreams& streams, const TaskRows& rows, int64_t first, int64_t end, Communicator& world,
+                     const JointWork& options) {
+  if (rows.is_ready(end)) return;
   std::vector<SharedFact> facts;
   const auto prepare = [&](DataObserver& observer) {
     observer.begin("tokenizing", 0);
-    for (const TrainWindows::SeenShard& shard : windows.prepare(first, end, observer)) {
+    for (const TaskRows::SeenShard& shard : rows.prepare(first, end, observer)) {
       facts.push_back({shard.name, shard.content.hex()});
     }
   };

@@ -45,10 +45,10 @@ Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Co
                         const JointWork& options, const std::string& host = host_name());
 
 /// Waits until every rank can fill the samples [first, end) of streamed texts without waiting, and checks that all
-/// hosts have the same text. Rank 0 sends the records of its shards to the ranks that do not build. `windows` belong to
+/// hosts have the same text. Rank 0 sends the records of its shards to the ranks that do not build. `rows` belong to
 /// `streams`. Every rank calls it with the same samples. Cheap if they are ready. Throws DataError naming a shard whose
-/// content differs between ranks; also throws as TrainWindows::prepare and work_jointly, on every rank.
-void prepare_samples(TokenStreams& streams, const TrainWindows& windows, int64_t first, int64_t end,
-                     Communicator& world, const JointWork& options);
+/// content differs between ranks; also throws as TaskRows::prepare and work_jointly, on every rank.
+void prepare_samples(TokenStreams& streams, const TaskRows& rows, int64_t first, int64_t end, Communicator& world,
+                     const JointWork& options);
 
 }  // namespace caravan

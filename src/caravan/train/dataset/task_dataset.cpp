@@ -1,0 +1,113 @@
+#include "caravan/train/dataset/task_dataset.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/text.h"
+#include "caravan/data/tasks/masked_task.h"
+#include "caravan/data/tasks/span_task.h"
+#include "caravan/train/dataset/dataset_parts.h"
+
+namespace caravan {
+namespace {
+
+/// PLACEHOLDER until the model has the key: model.source_context.
+int64_t source_context_of(const Recipe& /*recipe*/) { return 0; }
+
+/// PLACEHOLDER until models without causal attention exist: LabelPlace::first for those.
+LabelPlace label_place_of(const Recipe& /*recipe*/) { return LabelPlace::last; }
+
+std::shared_ptr<const WindowTask> window_task(const Tokenizer& tokenizer, const Recipe::Data& data,
+                                              const RowSettings& settings) {
+  if (data.task.kind == "masked") {
+    return std::make_shared<const MaskedTask>(
+        tokenizer, settings.context, MaskRule{.rate = data.task.mask_rate, .whole_words = data.task.whole_words});
+  }
+  if (settings.source_context == 0) {
+    throw UsageError({"data", "data.task", "\"spans\" needs an encoder that reads the text without them", "",
+                      "use a model with an encoder and a decoder, as t5; or data.task = \"masked\" or \"next\""});
+  }
+  const int64_t start = settings.decoder_start.value_or(tokenizer.pad_token().value_or(0));
+  return std::make_shared<const SpanTask>(tokenizer, settings.source_context, settings.context,
+                                          SpanRule{.rate = data.task.mask_rate, .mean_length = data.task.span_length},
+                                          start);
+}
+
+std::shared_ptr<const RecordTask> record_task(const Tokenizer& tokenizer, const Recipe::Data& data,
+                                              const RowSettings& settings) {
+  if (data.task.kind == "classify") {
+    return std::make_shared<const ClassifyTask>(tokenizer, settings.context, !data.task.pair_field.empty(),
+                                                settings.label_place);
+  }
+  return std::make_shared<const PairTask>(tokenizer, PairTask::Settings{.context = settings.context,
+                                                                        .source_context = settings.source_context,
+                                                                        .decoder_start = settings.decoder_start});
+}
+
+RecordList records_of(const Dataset::Text& text) { return {text.tokens, text.index.value()}; }
+
+}  // namespace
+
+RowSettings row_settings(const Recipe& recipe) {
+  return {.context = recipe.model.context,
+          .source_context = source_context_of(recipe),
+          .label_place = label_place_of(recipe)};
+}
+
+std::unique_ptr<const TaskRows> train_rows(const Dataset& dataset, const Recipe::Data& data,
+                                           const RowSettings& settings, int64_t seed) {
+  if (data.task.kind == "next") return std::make_unique<TrainWindows>(dataset.train_windows(settings.context, seed));
+  if (!data.task.has_records()) {
+    auto task = window_task(dataset.tokenizer, data, settings);
+    TrainWindows windows = dataset.train_windows(task->window(), seed);
+    return std::make_unique<WindowTaskRows>(std::move(windows), std::move(task), static_cast<uint64_t>(seed));
+  }
+  std::vector<RecordSource> sources;
+  for (const Dataset::Text& text : dataset.train) {
+    sources.push_back({.records = records_of(text), .weight = text.weight, .name = text.name});
+  }
+  return std::make_unique<RecordTaskRows>(std::move(sources), record_task(dataset.tokenizer, data, settings),
+                                          static_cast<uint64_t>(seed));
+}
+
+std::unique_ptr<const ValidationRows> validation_rows(const Dataset& dataset, const Recipe::Data& data,
+                                                      const RowSettings& settings) {
+  const Dataset::Text& text = dataset.validation;
+  if (data.task.kind == "next")
+    return std::make_unique<ValidationWindows>(dataset.validation_windows(settings.context));
+  if (!data.task.has_records()) {
+    return std::make_unique<WindowTaskValidation>(text.tokens, window_task(dataset.tokenizer, data, settings));
+  }
+  return std::make_unique<RecordTaskValidation>(records_of(text), record_task(dataset.tokenizer, data, settings));
+}
+
+RecordFields record_fields(const Recipe::Data& data) {
+  if (data.task.kind == "pairs") return {.first = data.task.source_field, .second = data.task.target_field};
+  return {.first = data.field.empty() ? "text" : data.field,
+          .second = data.task.pair_field,
+          .label = data.task.label_field};
+}
+
+std::vector<std::string> checked_class_names(const Recipe::Data& data, const std::vector<std::string_view>& records) {
+  std::vector<std::string> names = class_names_of(records);
+  if (names.size() >= 2 || records.empty()) return names;
+  throw DataError({"data", join(text_paths(data)), fmt::format("has records of one class only, {}", names.front()), "",
+                   "give records of two classes or more, or another data.label_field"});
+}
+
+Dataset::Text tokenized_records(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                                const std::vector<std::string_view>& records, const RecordLabels& labels,
+                                DataObserver& observer) {
+  if (records.empty()) {
+    throw DataError({"data", join(text_paths(data)), "leaves no record for training, or none for validation", "",
+                     "give more of them, or another data.validation_fraction"});
+  }
+  RecordTokens made =
+      open_or_build_records(folders.cache, records, tokenizer, labels.classes, labels.place_of, observer);
+  return {.tokens = std::move(made.tokens), .index = std::move(made.index)};
+}
+
+}  // namespace caravan
