@@ -96,7 +96,7 @@ TEST(MetricsLog, AnEvaluationIsAddedToItsLine) {
   MetricsLog log(run.path(), 2);
   log.write_changes(2, {{"optimizer.lr", "1", "2"}});
   EXPECT_FALSE(log.last_validation());
-  log.add_evaluation(*evaluated.val_loss, *evaluated.val_bits_per_byte);
+  log.add_evaluation(evaluated);
   EXPECT_EQ(log.last_validation(), evaluated.val_loss);
   log.write({.step = 3});
   const std::string text = read_file(run / "train.log");
@@ -109,7 +109,7 @@ TEST(MetricsLog, AnEvaluationIsAddedToItsLine) {
 TEST(MetricsLog, AnEvaluationWithoutALineGetsOne) {
   const TemporaryFolder run;
   MetricsLog log(run.path(), 5);
-  log.add_evaluation(0.5, 0.25);
+  log.add_evaluation({.step = 5, .val_loss = 0.5, .val_bits_per_byte = 0.25});
   EXPECT_EQ(read_file(run / "train.log"), R"({"step":5,"val_loss":0.5,"val_bits_per_byte":0.25})"
                                           "\n");
   EXPECT_EQ(log.last_validation(), 0.5);

@@ -36,7 +36,11 @@ std::string drain_text(const SyncReport& drain) {
 }
 
 std::string validation_text(const StepMetrics& metrics) {
-  return fmt::format("validation {:.4f}, {:.4f} bits per byte", *metrics.val_loss, *metrics.val_bits_per_byte);
+  std::string text = fmt::format("validation {:.4f}", *metrics.val_loss);
+  if (metrics.val_bits_per_byte) text += fmt::format(", {:.4f} bits per byte", *metrics.val_bits_per_byte);
+  if (metrics.val_accuracy) text += fmt::format(", accuracy {:.4f}", *metrics.val_accuracy);
+  if (metrics.val_macro_f1) text += fmt::format(", macro F1 {:.4f}", *metrics.val_macro_f1);
+  return text;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-constexpr std::array<std::string_view, 20> kColumns{"step",
+constexpr std::array<std::string_view, 22> kColumns{"step",
                                                     "loss",
                                                     "val_loss",
                                                     "val_bits_per_byte",
@@ -34,7 +34,9 @@ constexpr std::array<std::string_view, 20> kColumns{"step",
                                                     "largest_lead",
                                                     "predicted_memory_bytes",
                                                     "predicted_resident_bytes",
-                                                    "model_flops_per_second"};
+                                                    "model_flops_per_second",
+                                                    "val_accuracy",
+                                                    "val_macro_f1"};
 
 /// The groups in which TensorBoard shows the numbers.
 std::string tag_of(std::string_view name) {

@@ -47,7 +47,7 @@ RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
 
 std::vector<std::string> start_notes(const NoteSources& of) {
   std::vector<std::string> notes = recipe_notes(of.recipe);
-  for (std::string& note : dataset_notes(of.dataset, of.windows, of.recipe)) notes.push_back(std::move(note));
+  for (std::string& note : dataset_notes(of.dataset, of.rows, of.recipe)) notes.push_back(std::move(note));
   if (of.mesh["dp"].size() == 1 && !of.recipe.hook.is_none()) {
     notes.push_back(
         fmt::format("data_parallel.hook = \"{}\" has no effect on an axis dp of one rank, which reduces nothing; "

@@ -39,7 +39,7 @@ struct NoteSources {
   const TrainOptions& options;
   const Mesh& mesh;
   const Dataset& dataset;
-  const TrainWindows& windows;
+  const TaskRows& rows;
   int64_t step;  ///< the first step follows this one
 };
 /// Notes for the user about recipe and data before the first step, a line each.

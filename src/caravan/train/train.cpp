@@ -21,6 +21,7 @@
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/balance/run_balance.h"
+#include "caravan/train/dataset/task_dataset.h"
 #include "caravan/train/evaluation/evaluate.h"
 #include "caravan/train/folder/dump.h"
 #include "caravan/train/folder/expert_load.h"
@@ -85,8 +86,8 @@ class Run {
   Place place_;
   Numerics numerics_;
   Dataset dataset_;
-  TrainWindows train_windows_;
-  ValidationWindows windows_;
+  std::unique_ptr<const TaskRows> train_rows_;
+  std::unique_ptr<const ValidationRows> validation_rows_;
   MemoryPlan memory_;
   BatchPlan plan_;
   RunBalance balance_;
@@ -112,14 +113,14 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
       dataset_(agreed_dataset(options, mesh_)),
-      train_windows_(dataset_.train_windows(recipe_.model.context, recipe_.train.seed)),
-      windows_(dataset_.validation_windows(recipe_.model.context)),
+      train_rows_(train_rows(dataset_, recipe_.data, row_settings(recipe_), recipe_.train.seed)),
+      validation_rows_(validation_rows(dataset_, recipe_.data, row_settings(recipe_))),
       memory_(resolve_memory(*world)),
       plan_(plan_batch(recipe_, world->size())),
       balance_(recipe_, plan_, mesh_) {
   balance_.fit_memory(memory_, recipe_, dataset_.tokenizer.vocab_size(), *world);
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
-  check_targets(windows_, recipe_.train.eval_batches * recipe_.train.global_batch);
+  check_targets(*validation_rows_, recipe_.train.eval_batches * recipe_.train.global_batch);
   // Creates a new folder only now: a failure above leaves none.
   if (!options.resumes()) {
     Place place = share_place(options, *world);
@@ -148,7 +149,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     for (std::string& note : tiers->notes()) place_.notes.push_back(std::move(note));
   }
   end_ = checked_end(options_, recipe_, state_->step, place_.folder);
-  for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, train_windows_, state_->step})) {
+  for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, *train_rows_, state_->step})) {
     place_.notes.push_back(std::move(note));
   }
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
@@ -159,7 +160,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   if (!options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& result) { dump(result); });
   on_rank_0(
       *world, [this] { open_logs(); }, "run folder");
-  saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, train_windows_, *world, observer());
+  saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, *train_rows_, *world, observer());
   if (options.resumes()) saves_->resumed();
 }
 
@@ -208,7 +209,7 @@ void Run::announce(const ModelConfig& model) {
 }
 
 void Run::resume() {
-  state_->load(place_.checkpoint, train_windows_);
+  state_->load(place_.checkpoint, *train_rows_);
   const MappedFile manifest(place_.checkpoint / "manifest.json", "checkpoint");
   refuse_different_data(find_disagreement(
       mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
@@ -231,7 +232,7 @@ void Run::start_from(const InitSource& source) {
 void Run::dump(const StepResult& result) {
   if (!options_.dump_steps.contains(state_->step)) return;
   const int64_t rows = recipe_.train.global_batch;
-  dump_step(options_.dump_dir, state_->step, *state_, make_batch(train_windows_, state_->step * rows, rows), result);
+  dump_step(options_.dump_dir, state_->step, *state_, make_batch(*train_rows_, state_->step * rows, rows), result);
 }
 
 /// Takes the next steps, up to where all ranks have done the same. Returns their log line.
@@ -240,7 +241,7 @@ StepMetrics Run::advance() {
   const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
   const double waited = mesh_.wait_ms() + stepper_->wait_ms();
   const auto batch_of = [this](int64_t step) {
-    return make_rank_batch(state_->engine(), train_windows_, step, recipe_.train.global_batch, balance_.deal(step));
+    return make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
   };
   const StepReport report = stepper_->advance(next_due(recipe_, state_->step, end_), batch_of, options_.stop_requested);
   state_->step = stepper_->step();
@@ -248,7 +249,7 @@ StepMetrics Run::advance() {
   if (report.stop) end_ = state_->step;
   const double ms = ms_since(begin);
   const auto steps = static_cast<double>(report.own_steps);
-  const int64_t context = recipe_.model.context;
+  const int64_t context = train_rows_->shape().length;
   StepMetrics metrics{.step = state_->step,
                       .loss = report.loss,
                       .grad_norm = report.grad_norm,
@@ -290,14 +291,18 @@ void Run::stop() {
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_->step);
   const std::optional<Evaluation> result =
-      evaluate(state_->engine(), windows_,
+      evaluate(state_->engine(), *validation_rows_,
                {.rows = plan_.micro_batch,
                 .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
+                .has_accuracy = recipe_.data.task.kind == "masked" || recipe_.data.task.kind == "classify",
+                .num_classes = static_cast<int64_t>(dataset_.class_names.size()),
                 .stop_requested = options_.stop_requested,
                 .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }});
   if (!result) return stop();
   metrics.val_loss = result->loss;
-  metrics.val_bits_per_byte = result->bits_per_byte;
+  if (validation_rows_->text_bytes() > 0) metrics.val_bits_per_byte = result->bits_per_byte;
+  metrics.val_accuracy = result->accuracy;
+  metrics.val_macro_f1 = result->macro_f1;
 }
 
 /// With data.streaming: waits for the text of the steps that begin in the next advance(). If the text is bad, or a stop
@@ -306,7 +311,7 @@ void Run::await_data() {
   const int64_t rows = recipe_.train.global_batch;
   const int64_t end = stepper_->end_of_begun(next_due(recipe_, state_->step, end_));
   try {
-    prepare_samples(*dataset_.streamed->texts, train_windows_, state_->step * rows, end * rows, mesh_.world(),
+    prepare_samples(*dataset_.streamed->texts, *train_rows_, state_->step * rows, end * rows, mesh_.world(),
                     joint_work(options_));
   } catch (const Error& error) {
     const bool has_peers = dynamic_cast<const CommError*>(&error) == nullptr;
@@ -376,7 +381,7 @@ void Run::make_up() {
     if (is_stopped_) return;
     saves_->require_finite(*metrics.val_loss);
     const auto add = [&] {
-      log_->add_evaluation(*metrics.val_loss, *metrics.val_bits_per_byte);
+      log_->add_evaluation(metrics);
       open_metric_files();
     };
     on_rank_0(mesh_.world(), add, "logs");

@@ -7,7 +7,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -17,39 +16,46 @@
 namespace caravan {
 namespace {
 
-/// The windows to evaluate: `count` of `all`, evenly spread.
+/// The rows to evaluate: `count` of `all`, evenly spread.
 struct Selection {
   int64_t all;
   int64_t count;
   int64_t operator[](int64_t i) const { return i * all / count; }
 };
 
-/// Windows i, i + 1, .. of the selection in the rows of tensors.
-struct Rows {
-  Rows(int64_t rows, const ValidationWindows& windows)
-      : ids(at::empty({rows, windows.context()}, at::kLong)),
-        labels(at::empty_like(ids)),
-        has_documents_(windows.documents() != nullptr) {
-    if (!has_documents_) return;
-    documents_ = at::empty_like(ids);
-    positions_ = at::empty_like(ids);
+/// Rows i, i + 1, .. of the selection in tensors.
+class Batch {
+ public:
+  Batch(int64_t rows, const ValidationRows& source) : source_(source), shape_(source.shape()) {
+    const auto make = [&] { return at::empty({rows, shape_.length}, at::kLong); };
+    ids = make();
+    labels = make();
+    if (shape_.has_positions) positions_ = make();
+    if (shape_.has_documents) documents_ = make();
+    if (shape_.has_token_types) token_types_ = make();
   }
 
-  /// Returns the number of rows that have a window. The others are padding without targets.
-  int64_t fill(const ValidationWindows& windows, const Selection& selection, int64_t first) {
+  /// Returns the number of rows that are of the selection. The others are padding without targets.
+  int64_t fill(const Selection& selection, int64_t first) {
     const int64_t filled = std::clamp<int64_t>(selection.count - first, 0, ids.size(0));
+    const RowBuffers all{.ids = data_of(ids),
+                         .labels = data_of(labels),
+                         .documents = data_of(documents_),
+                         .positions = data_of(positions_),
+                         .token_types = data_of(token_types_)};
     for (int64_t row = 0; row < ids.size(0); ++row) {
-      const int64_t window = row < filled ? selection[first + row] : windows.size();
-      windows.fill(window, row_of(ids, row), row_of(labels, row), row_of(documents_, row), row_of(positions_, row));
+      source_.fill(row < filled ? selection[first + row] : source_.size(), all.row(row, shape_.length));
     }
     return filled;
   }
 
   ForwardContext context(int64_t rows) const {
+    const auto first = [&](const at::Tensor& all) { return all.defined() ? all.narrow(0, 0, rows) : all; };
     ForwardContext context{.phase = Phase::evaluate};
-    if (!has_documents_) return context;
-    context.positions = positions_.narrow(0, 0, rows);
-    context.documents = documents_.narrow(0, 0, rows);
+    context.positions = first(positions_);
+    context.documents = first(documents_);
+    context.token_types = first(token_types_);
+    context.num_sources = shape_.num_sources;
     return context;
   }
 
@@ -57,14 +63,14 @@ struct Rows {
   at::Tensor labels;
 
  private:
-  static std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row) {
+  static std::span<int64_t> data_of(const at::Tensor& tensor) {
     if (!tensor.defined()) return {};
-    const int64_t context = tensor.size(1);
-    return {tensor.mutable_data_ptr<int64_t>() + row * context, static_cast<size_t>(context)};
+    return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
   }
-  bool has_documents_;
-  at::Tensor documents_;
-  at::Tensor positions_;
+
+  const ValidationRows& source_;
+  RowShape shape_;
+  at::Tensor positions_{}, documents_{}, token_types_{};
 };
 
 int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
@@ -83,39 +89,45 @@ int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
            : "give documents of more than one token, or chats whose answers fit into the context"});
 }
 
-Selection selection_of(const ValidationWindows& windows, int64_t max_windows) {
-  const int64_t bound = max_windows > 0 ? max_windows : windows.size();
-  return {.all = windows.size(), .count = std::min(bound, windows.size())};
+Selection selection_of(const ValidationRows& rows, int64_t max_windows) {
+  const int64_t bound = max_windows > 0 ? max_windows : rows.size();
+  return {.all = rows.size(), .count = std::min(bound, rows.size())};
 }
 
 }  // namespace
 
-void check_targets(const ValidationWindows& windows, int64_t max_windows) {
-  const Selection selection = selection_of(windows, max_windows);
-  Rows row(1, windows);
+void check_targets(const ValidationRows& rows, int64_t max_windows) {
+  const Selection selection = selection_of(rows, max_windows);
+  Batch row(1, rows);
   for (int64_t i = 0; i < selection.count; ++i) {
-    row.fill(windows, selection, i);
+    row.fill(selection, i);
     if (row.labels.ne(kIgnoredLabel).any().item<bool>()) return;
   }
   refuse_without_targets(selection);
 }
 
-std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& windows, const EvaluationPart& part,
-                                   const EvaluationOptions& options) {
-  const Selection selection = selection_of(windows, options.max_windows);
-  const int64_t windows_per_round = part.num_parts * options.rows;
-  const int64_t rounds = (selection.count + windows_per_round - 1) / windows_per_round;
-  Rows rows(options.rows, windows);
+std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationRows& rows, const EvaluationPart& part,
+                                   const EvaluationOptions& options, const PredictionsOf& predict) {
+  const Selection selection = selection_of(rows, options.max_windows);
+  const int64_t rows_per_round = part.num_parts * options.rows;
+  const int64_t rounds = (selection.count + rows_per_round - 1) / rows_per_round;
+  Batch batch(options.rows, rows);
+  PredictionCounts predictions(options.num_classes);
   double nats = 0;
   int64_t num_targets = 0;
   bool stops = false;
   for (int64_t round = 0; round < rounds; ++round) {
     if (options.progress) options.progress(round, rounds);
-    const int64_t filled = rows.fill(windows, selection, (round * part.num_parts + part.part) * options.rows);
+    const int64_t filled = batch.fill(selection, (round * part.num_parts + part.part) * options.rows);
     // A rank without a window computes padding, so that all ranks make the same forward passes.
     const int64_t computed = std::max<int64_t>((filled + part.row_parts - 1) / part.row_parts, 1) * part.row_parts;
-    const at::Tensor labels = rows.labels.narrow(0, 0, computed);
-    nats += loss(rows.ids.narrow(0, 0, computed), labels, rows.context(computed));
+    const at::Tensor ids = batch.ids.narrow(0, 0, computed);
+    const at::Tensor labels = batch.labels.narrow(0, 0, computed);
+    nats += loss(ids, labels, batch.context(computed));
+    if (predict) {
+      const at::Tensor predicted = predict(ids, labels, batch.context(computed));
+      if (predicted.defined()) predictions.add(labels, predicted);
+    }
     if (part.counts) num_targets += labels.ne(kIgnoredLabel).sum().item<int64_t>();
     stops = stops || (options.stop_requested && options.stop_requested());
     if ((round + 1) % part.rounds_at_once != 0 && round + 1 < rounds) continue;
@@ -126,12 +138,20 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationWindows& 
   part.world.all_reduce(buffer, buffer, ReduceOp::sum, "validation loss");
   num_targets = sum_over(part.world, num_targets, "validation targets");
   if (num_targets == 0) refuse_without_targets(selection);
-  const double share = static_cast<double>(windows.num_targets()) / static_cast<double>(num_targets);
-  return Evaluation{.loss = total / static_cast<double>(num_targets),
-                    .bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(windows.text_bytes())};
+  Evaluation result{.loss = total / static_cast<double>(num_targets)};
+  if (rows.text_bytes() > 0) {
+    const double share = static_cast<double>(rows.num_targets()) / static_cast<double>(num_targets);
+    result.bits_per_byte = total * share / std::numbers::ln2 / static_cast<double>(rows.text_bytes());
+  }
+  if (predict) {
+    predictions.sum_over(part.world);
+    result.accuracy = predictions.accuracy();
+    result.macro_f1 = predictions.macro_f1();
+  }
+  return result;
 }
 
-std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& windows, const EvaluationOptions& options) {
+std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, const EvaluationOptions& options) {
   const Mesh& mesh = engine.mesh();
   const Strategy& strategy = engine.strategy();
   EvaluationPart part{.world = mesh.world()};
@@ -158,16 +178,17 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationWindows& wind
     return output.defined() && loss_counts ? output.item<double>() : 0.0;
   };
   const EvaluationScope scope(engine);
-  return evaluate(loss, windows, part, options);
+  return evaluate(loss, rows, part, options, options.has_accuracy ? predictions_of(engine) : PredictionsOf());
 }
 
-std::optional<Evaluation> evaluate(Model& model, Communicator& world, const ValidationWindows& windows,
+std::optional<Evaluation> evaluate(Model& model, Communicator& world, const ValidationRows& rows,
                                    const EvaluationOptions& options) {
   const at::NoGradGuard no_grad;
   const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context) {
     return model.run({ids, labels}, context).front().item<double>();
   };
-  return evaluate(loss, windows, {.world = world, .part = world.rank(), .num_parts = world.size()}, options);
+  return evaluate(loss, rows, {.world = world, .part = world.rank(), .num_parts = world.size()}, options,
+                  options.has_accuracy ? predictions_of(model) : PredictionsOf());
 }
 
 }  // namespace caravan

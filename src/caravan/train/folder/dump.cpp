@@ -44,6 +44,7 @@ void write_files(const fs::path& folder, int64_t step, RunState& state, const Tr
   NamedTensors batch{{"input_ids", global_batch.ids}, {"labels", global_batch.labels}};
   if (global_batch.positions.defined()) batch.emplace_back("position_ids", global_batch.positions);
   if (global_batch.documents.defined()) batch.emplace_back("document_ids", global_batch.documents);
+  if (global_batch.token_types.defined()) batch.emplace_back("token_type_ids", global_batch.token_types);
   write_tensors(folder / "batch.safetensors", batch);
   write_tensors(folder / "parameters.safetensors", with_their_names(config, parameters, TensorKind::values),
                 {{"format", "pt"}});

@@ -46,12 +46,16 @@ std::string kept_lines(const fs::path& path, int64_t last_step) {
 /// The keys that follow those of an evaluation in StepMetrics::to_json.
 bool follows_evaluation(std::string_view key) { return key == "clocks" || key == "time" || key == "host"; }
 
-ordered_json with_evaluation(const ordered_json& line, double val_loss, double val_bits_per_byte) {
+void add_evaluation_to(ordered_json& line, const StepMetrics& metrics) {
+  if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
+  if (metrics.val_bits_per_byte) line["val_bits_per_byte"] = *metrics.val_bits_per_byte;
+  if (metrics.val_accuracy) line["val_accuracy"] = *metrics.val_accuracy;
+  if (metrics.val_macro_f1) line["val_macro_f1"] = *metrics.val_macro_f1;
+}
+
+ordered_json with_evaluation(const ordered_json& line, const StepMetrics& metrics) {
   ordered_json whole;
-  const auto add = [&] {
-    whole["val_loss"] = val_loss;
-    whole["val_bits_per_byte"] = val_bits_per_byte;
-  };
+  const auto add = [&] { add_evaluation_to(whole, metrics); };
   for (const auto& [key, value] : line.items()) {
     if (follows_evaluation(key) && !whole.contains("val_loss")) add();
     whole[key] = value;
@@ -114,8 +118,7 @@ std::string StepMetrics::to_json() const {
   if (experts) {
     line["experts"] = {{"balance", experts->balance}, {"dropped", experts->dropped}, {"copies", experts->copies}};
   }
-  if (val_loss) line["val_loss"] = *val_loss;
-  if (val_bits_per_byte) line["val_bits_per_byte"] = *val_bits_per_byte;
+  add_evaluation_to(line, *this);
   if (drain) {
     line["clocks"] = drain->clocks;
     line["largest_lead"] = drain->largest_lead;
@@ -174,15 +177,15 @@ bool MetricsLog::has_last_sample() const {
   return has_sample;
 }
 
-void MetricsLog::add_evaluation(double val_loss, double val_bits_per_byte) {
+void MetricsLog::add_evaluation(const StepMetrics& metrics) {
   std::string text;
   bool is_added = false;
   for_each_step_line(run_ / "train.log", [&](std::string_view own, const ordered_json& line, int64_t step) {
     const bool is_meant = step == last_step_ && line.contains("loss") && !is_added;
     is_added |= is_meant;
-    text += (is_meant ? with_evaluation(line, val_loss, val_bits_per_byte).dump() : std::string(own)) + '\n';
+    text += (is_meant ? with_evaluation(line, metrics).dump() : std::string(own)) + '\n';
   });
-  if (!is_added) text += with_evaluation({{"step", last_step_}}, val_loss, val_bits_per_byte).dump() + '\n';
+  if (!is_added) text += with_evaluation({{"step", last_step_}}, metrics).dump() + '\n';
   log_.replace(text);
 }
 

@@ -55,7 +55,9 @@ struct StepMetrics {
   std::vector<double> bubble{};            ///< in a pipeline: the fraction of the step in which each stage's rank waits
   std::optional<ExpertLoad> experts{};     ///< for a model with experts
   std::optional<double> val_loss{};
-  std::optional<double> val_bits_per_byte{};
+  std::optional<double> val_bits_per_byte{};  ///< of texts
+  std::optional<double> val_accuracy{};       ///< with data.task = "masked" or "classify"
+  std::optional<double> val_macro_f1{};       ///< with data.task = "classify"
   /// If ranks do not wait for each other (AsyncTrainer), a line describes a drain: `step` is the slowest rank's; loss
   /// and norm are the means over all steps of all ranks since the previous drain, each over its own rows; step_ms,
   /// comm_ms and bytes_sent are those of a step of this rank.
@@ -97,9 +99,9 @@ class MetricsLog {
   /// For the step after which this run continues: the validation loss in the log, and whether samples.jsonl has a text.
   std::optional<double> last_validation() const;
   bool has_last_sample() const;
-  /// Adds the evaluation of that step to its line, as if the run had not been stopped in between. Adds a line if there
-  /// is none.
-  void add_evaluation(double val_loss, double val_bits_per_byte);
+  /// Adds the evaluation in `metrics`, of that step, to its line, as if the run had not been stopped in between. Adds
+  /// a line if there is none.
+  void add_evaluation(const StepMetrics& metrics);
 
  private:
   std::filesystem::path run_;

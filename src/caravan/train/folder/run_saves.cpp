@@ -33,9 +33,9 @@ class AddedMs {
 
 }  // namespace
 
-RunSaves::RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TrainWindows& windows,
+RunSaves::RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TaskRows& rows,
                    Communicator& world, TrainObserver& observer)
-    : run_(std::move(run)), recipe_(recipe), state_(state), windows_(windows), world_(world), observer_(observer) {
+    : run_(std::move(run)), recipe_(recipe), state_(state), rows_(rows), world_(world), observer_(observer) {
   if (recipe_.checkpoint.keep_best) best_.emplace(run_, world_);
   if (recipe_.checkpoint.async) background_ = std::make_unique<BackgroundSave>(world_);
 }
@@ -56,10 +56,10 @@ void RunSaves::save(bool is_best) {
   require_finite_state();
   saved_step_ = state_.step;
   if (background_) {
-    background_->begin(run_, state_.info(windows_), state_.pieces());
+    background_->begin(run_, state_.info(rows_), state_.pieces());
     is_best_ = is_best;
   } else {
-    published(state_.save(run_, recipe_.checkpoint.keep, windows_), is_best);
+    published(state_.save(run_, recipe_.checkpoint.keep, rows_), is_best);
   }
 }
 

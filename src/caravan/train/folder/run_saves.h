@@ -16,8 +16,8 @@ namespace caravan {
 class RunSaves {
  public:
   /// All arguments outlive this. Every rank calls it and each method, at the same steps.
-  RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TrainWindows& windows,
-           Communicator& world, TrainObserver& observer);
+  RunSaves(std::filesystem::path run, const Recipe& recipe, RunState& state, const TaskRows& rows, Communicator& world,
+           TrainObserver& observer);
 
   /// Marks the state as that of an existing checkpoint.
   void resumed() { saved_step_ = state_.step; }
@@ -52,7 +52,7 @@ class RunSaves {
   std::filesystem::path run_;
   const Recipe& recipe_;
   RunState& state_;
-  const TrainWindows& windows_;
+  const TaskRows& rows_;
   Communicator& world_;
   TrainObserver& observer_;
   std::optional<BestCheckpoint> best_;

@@ -80,9 +80,9 @@ std::string RunState::dtypes() const {
                      moments.empty() ? "" : ", optimizer " + name_of(moments.front().second.scalar_type()));
 }
 
-CheckpointInfo RunState::info(const TrainWindows& windows) const {
+CheckpointInfo RunState::info(const TaskRows& rows) const {
   return {.step = step,
-          .position = windows.position(step * recipe_.train.global_batch),
+          .position = rows.position(step * recipe_.train.global_batch),
           .optimizer_steps = trained_->optimizer->num_steps(),
           .clocks = clocks,
           .recipe = to_toml(recipe_),
@@ -93,9 +93,9 @@ CheckpointInfo RunState::info(const TrainWindows& windows) const {
           .numerics = origin_.numerics};
 }
 
-void RunState::load(const fs::path& folder, const TrainWindows& windows) {
+void RunState::load(const fs::path& folder, const TaskRows& rows) {
   try {
-    read(folder, windows);
+    read(folder, rows);
   } catch (const DataError& error) {
     refuse_damaged(folder, error);
   }
@@ -107,7 +107,7 @@ void RunState::start_from(const InitSource& source) {
   tokens_ = source.tokens;
 }
 
-void RunState::read(const fs::path& folder, const TrainWindows& windows) {
+void RunState::read(const fs::path& folder, const TaskRows& rows) {
   CheckpointReader reader(folder);
   const CheckpointInfo& info = reader.info();
   changed_keys_ = check_resumed_run(info, folder.string(),
@@ -116,7 +116,7 @@ void RunState::read(const fs::path& folder, const TrainWindows& windows) {
                                      .tokenizer_hash = tokenizer_.hash().hex(),
                                      .train_hash = origin_.train_hash,
                                      .validation_hash = origin_.validation_hash});
-  if (info.position != windows.position(info.step * recipe_.train.global_batch)) {
+  if (info.position != rows.position(info.step * recipe_.train.global_batch)) {
     throw DataError({"resume", folder.string(),
                      fmt::format("its data position {} does not fit its step {}", info.position, info.step), "",
                      "resume with the recipe.toml of that run"});

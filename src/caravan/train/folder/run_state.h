@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "caravan/data/tasks/task_rows.h"
 #include "caravan/data/tokenizer/tokenizer.h"
-#include "caravan/data/windows/train_windows.h"
 #include "caravan/formats/checkpoint/state_checkpoint.h"
 #include "caravan/formats/huggingface/text_settings.h"
 #include "caravan/mesh/mesh.h"
@@ -55,24 +55,24 @@ class RunState {
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
   /// The content of a checkpoint of this step, for save_checkpoint. The tensors are those of the run.
-  CheckpointInfo info(const TrainWindows& windows) const;
+  CheckpointInfo info(const TaskRows& rows) const;
   std::vector<CheckpointPiece> pieces() const { return checkpoint_pieces(trained_->tensors, mesh_); }
   /// Every rank calls it. See save_checkpoint.
-  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TrainWindows& windows) {
-    return save_checkpoint(run, info(windows), pieces(), mesh_.world(), keep);
+  SavedCheckpoint save(const std::filesystem::path& run, int64_t keep, const TaskRows& rows) {
+    return save_checkpoint(run, info(rows), pieces(), mesh_.world(), keep);
   }
   /// Adds the tensors of `owner`, which outlives this. Call it before load().
   void add(StateOwner& owner) { trained_->tensors.add(owner); }
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
-  void load(const std::filesystem::path& folder, const TrainWindows& windows);
+  void load(const std::filesystem::path& folder, const TaskRows& rows);
   /// Starts with the weights and the special tokens of another model, in place of random weights.
   void start_from(const InitSource& source);
   /// The keys that the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:
-  void read(const std::filesystem::path& folder, const TrainWindows& windows);
+  void read(const std::filesystem::path& folder, const TaskRows& rows);
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;
