@@ -177,6 +177,24 @@ TEST_F(DataTest, PatternsFoldersAndCompressedLinesAreOneText) {
               HasSubstr("the last 0.1 of each file"));
 }
 
+/// Classes by name, and what is no target.
+TEST_F(DataTest, RecordsAreShownAsTheirTaskHasThem) {
+  const std::string records = file("records.jsonl",
+                                   "{\"text\":\"ab\",\"other\":\"c\",\"label\":\"good\"}\n"
+                                   "{\"text\":\"ab\",\"other\":\"c\",\"label\":\"bad\"}\n"
+                                   "{\"text\":\"ab\",\"other\":\"c\",\"label\":\"bad\"}\n");
+  const Result shown =
+      caravan({"data", "inspect", records, "--set", "data.task=classify", "--set", "data.pair_field=other", "--set",
+               "data.tokenizer=bytes", "--set", "model.context=4", "--samples", "2"});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("classes     2: bad, good"), HasSubstr("1 targets"),
+                               HasSubstr("position  document      type        id  token                     target")));
+  EXPECT_THAT(shown.out,
+              AllOf(HasSubstr("       1         0         0        98  \"b\"                       -"),
+                    HasSubstr("       2         0         1        99  \"c\"                       0 (\"bad\")"),
+                    HasSubstr("       2         0         1        99  \"c\"                       1 (\"good\")")));
+}
+
 TEST_F(DataTest, AnUnreadableTextIsReported) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   const std::string text = file("secret.txt", "secret");

@@ -10,6 +10,7 @@
 #include "caravan/data/unicode/utf8.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/train/dataset/dataset.h"
+#include "caravan/train/dataset/task_dataset.h"
 
 namespace caravan::app {
 namespace {
@@ -55,7 +56,7 @@ std::string token_text(const Tokenizer& tokenizer, int64_t id) {
   return quoted(tokenizer.token_bytes(static_cast<int32_t>(id)));
 }
 
-void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& windows) {
+void print_texts(const Dataset& data, const Recipe& recipe, const TaskRows& rows) {
   const char* of_answers = recipe.data.has_chats() ? " of answers" : "";  // text_bytes counts only them
   for (const Dataset::Text& text : data.train) {
     fmt::print("text        {}: {} tokens, {}{}\n", text.name, text.tokens.size(),
@@ -71,26 +72,48 @@ void print_texts(const Dataset& data, const Recipe& recipe, const TrainWindows& 
                  ? fmt::format(": the last {:g} of each file{}", recipe.data.validation_fraction,
                                data.streamed ? fmt::format(", at most {}", format_bytes(kMostStreamedValidation)) : "")
                  : ": " + join(recipe.data.validation));
-  for (const std::string& note : dataset_notes(data, windows, recipe)) fmt::print("note        {}\n", note);
+  if (!data.class_names.empty()) fmt::print("classes     {}: {}\n", data.class_names.size(), join(data.class_names));
+  for (const std::string& note : dataset_notes(data, rows, recipe)) fmt::print("note        {}\n", note);
   const auto end = data.tokenizer.end_of_text();
   fmt::print("tokenizer   {} tokens, {}\n", data.tokenizer.vocab_size(),
              end ? fmt::format("end of text {} ({})", *end, token_text(data.tokenizer, *end)) : "no end of text");
 }
 
-/// One token per line: its position and document, its id and text, and its target.
-void print_sample(const Dataset& data, const TrainWindows& windows, int64_t sample) {
-  const auto count = static_cast<size_t>(windows.context());
-  std::vector<int64_t> ids(count), labels(count), documents(count), positions(count);
-  windows.fill(sample, ids, labels, documents, positions);
-  const TrainWindows::Draw draw = windows.draw(sample);
+/// The target of a token, as text: a class by its name.
+std::string target_text(const Dataset& data, int64_t label) {
+  if (label == kIgnoredLabel) return "-";
+  if (data.class_names.empty()) return token_text(data.tokenizer, label);
+  return fmt::format("{} ({})", label, quoted(std::string_view(data.class_names.at(static_cast<size_t>(label)))));
+}
+
+/// One token per line: its position and document, its id and text, and its target; of pairs its type, and of sources
+/// and targets which of them it belongs to.
+void print_sample(const Dataset& data, const TaskRows& rows, int64_t sample) {
+  const RowShape shape = rows.shape();
+  const auto count = static_cast<size_t>(shape.length);
+  std::vector<int64_t> ids(count), labels(count), documents(count), positions(count), types(count);
+  RowBuffers row{.ids = ids, .labels = labels};
+  if (shape.has_documents) row.documents = documents;
+  if (shape.has_positions) row.positions = positions;
+  if (shape.has_token_types) row.token_types = types;
+  rows.fill(sample, row);
+  const TaskRows::Draw draw = rows.draw(sample);
   fmt::print("\nsequence {}, number {} of {}, {} targets\n", sample, draw.sample, data.train_name(draw.source),
-             windows.num_targets(sample, 1));
-  fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  target\n", "position", "document", "id", "token");
+             rows.num_targets(sample, 1));
+  const auto optional_column = [&](bool is_used, const auto& text) {
+    return is_used ? fmt::format("{:>8}  ", text) : std::string();
+  };
+  fmt::print("{}{:>8}  {:>8}  {}{:>8}  {:<24}  target\n", optional_column(shape.num_sources > 0, "read by"), "position",
+             "document", optional_column(shape.has_token_types, "type"), "id", "token");
   for (size_t t = 0; t < count; ++t) {
-    const int64_t position = windows.has_documents() ? positions[t] : static_cast<int64_t>(t);
-    const std::string target = labels[t] == kIgnoredLabel ? "-" : token_text(data.tokenizer, labels[t]);
-    fmt::print("{:>8}  {:>8}  {:>8}  {:<24}  {}\n", position, documents[t], ids[t], token_text(data.tokenizer, ids[t]),
-               target);
+    const auto index = static_cast<int64_t>(t);
+    const bool is_source = index < shape.num_sources;
+    const int64_t in_part = is_source ? index : index - shape.num_sources;
+    fmt::print("{}{:>8}  {:>8}  {}{:>8}  {:<24}  {}\n",
+               optional_column(shape.num_sources > 0, is_source ? "encoder" : "decoder"),
+               shape.has_positions ? positions[t] : in_part, documents[t],
+               optional_column(shape.has_token_types, types[t]), ids[t], token_text(data.tokenizer, ids[t]),
+               target_text(data, labels[t]));
   }
 }
 
@@ -99,9 +122,9 @@ void print_sample(const Dataset& data, const TrainWindows& windows, int64_t samp
 int inspect_data(const DataArguments& arguments) {
   const Recipe recipe = recipe_of(arguments);
   const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder));
-  const TrainWindows windows = data.train_windows(recipe.model.context, recipe.train.seed);
-  print_texts(data, recipe, windows);
-  for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, windows, arguments.first_sample + i);
+  const auto rows = train_rows(data, recipe.data, row_settings(recipe), recipe.train.seed);
+  print_texts(data, recipe, *rows);
+  for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, *rows, arguments.first_sample + i);
   return 0;
 }
 
