@@ -116,7 +116,8 @@ TEST(ProductsEdges, aFrozenWeightOrInputGetsNoGradient) {
   EXPECT_FALSE(linear(x.detach(), frozen).requires_grad());
 }
 
-/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, few rows, bf16 without tiles.
+/// What the choice does not decide about is torch's linear layer, bit for bit: fp64, bf16 without tiles, the gradients
+/// of few rows.
 TEST(ProductsEdges, othersAreAtensBitForBit) {
   const WithProducts with("bf16=native");
   for (const auto& [type, rows] : {std::pair(at::kDouble, 40), {at::kBFloat16, 40}, {at::kFloat, 5}, {at::kFloat, 1}}) {
@@ -130,7 +131,7 @@ TEST(ProductsEdges, othersAreAtensBitForBit) {
       for (at::Tensor& x : ours) x.requires_grad_(true);
       const at::Tensor y = linear(ours[0], slots.of(ours[1]), has_bias ? &slots.of(ours[2]) : nullptr);
       const at::Tensor want = at::linear(theirs[0], theirs[1], has_bias ? std::optional(theirs[2]) : std::nullopt);
-      EXPECT_TRUE(y.equal(want)) << type;
+      EXPECT_LE(distance(y, want), type == at::kFloat ? 1e-6 : 0) << type;  // few rows are added up in another order
       const at::Tensor outer = normal(y.sizes().vec(), 4).to(type);
       y.backward(outer);
       want.backward(outer);

@@ -14,6 +14,9 @@ struct Fp16 {
   uint16_t bits;
 };
 
+/// Packed rows of fp32 are a multiple of it, with zeros beyond the width.
+inline constexpr int64_t kRowStep = 8;
+
 /// The type that T is computed in.
 template <class T>
 struct ComputeOf {

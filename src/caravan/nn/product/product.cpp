@@ -30,6 +30,7 @@
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/few_rows_product.h"
 #include "caravan/nn/product/panel_product.h"
 #include "caravan/nn/product/tile_product.h"
 
@@ -125,13 +126,19 @@ at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::opt
 /// Whether oneDNN's tiles of bf16, which read pairs, multiply a.
 bool is_paired(const at::Tensor& a) { return a.size(1) % 2 == 0; }
 
-/// "product dx by onednn", "product forward by torch of BFloat16".
-std::string path_of(Way way, const at::Tensor& a, ProductKind kind) {
+/// Whether the weight is read as few_rows_product wants it. Gradients of few rows are torch's.
+bool is_few_rows_forward(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  return way == Way::torch && kind == ProductKind::forward && is_few_rows_product(a, b);
+}
+
+/// "product dx by onednn", "product forward by torch of BFloat16", "product forward by few rows".
+std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
   const bool is_in_tiles = uses_tiles(way, kind) && (way == Way::fp32 || kind == ProductKind::dw || is_paired(a));
-  const std::string_view library = is_in_tiles        ? name(ProductLibrary::onednn)
-                                   : way == Way::fp32 ? name(in_use().second.library(kind))
-                                                      : "torch";
+  const std::string_view library = is_few_rows_forward(way, a, b, kind) ? "few rows"
+                                   : is_in_tiles                        ? name(ProductLibrary::onednn)
+                                   : way == Way::fp32                   ? name(in_use().second.library(kind))
+                                                                        : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
@@ -140,6 +147,7 @@ std::string path_of(Way way, const at::Tensor& a, ProductKind kind) {
 at::Tensor multiply(Way way, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind, at::ScalarType type) {
   const auto product = [&] {
+    if (is_few_rows_forward(way, a, b, kind)) return few_rows_product(a, b, bias, type);
     const at::Tensor x = operand(way, a), w = operand(way, b);
     if (uses_tiles(way, kind) && is_panel_product(x, w)) return panel_product(x, w, bias, type);
     const auto added = bias.has_value() ? std::optional(operand(way, *bias)) : std::nullopt;
@@ -148,7 +156,7 @@ at::Tensor multiply(Way way, const at::Tensor& a, const at::Tensor& b, const std
     return (is_dry_half ? multiply_dry(x, w, added) : multiply_by_torch(x, w, added)).to(type);
   };
   const at::Tensor result = product();
-  if (PathLog::current() != nullptr) take_path(path_of(way, a, kind), result);
+  if (PathLog::current() != nullptr) take_path(path_of(way, a, b, kind), result);
   return result;
 }
 
@@ -199,7 +207,7 @@ std::optional<std::pair<at::Tensor, at::Tensor>> operands_of_tiles(Way way, cons
 void add_product_to(Way way, at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b,
                     ProductKind kind) {
   if (PathLog* paths = PathLog::current()) {
-    const double factor = paths->take(path_of(way, a, kind) + " into a sum");
+    const double factor = paths->take(path_of(way, a, b, kind) + " into a sum");
     if (factor != 1) {
       const PathScope uncounted(nullptr);
       return add_to(sum, is_empty, multiply(way, a, b, std::nullopt, kind, unrounded_type(way, a)) * factor);

@@ -11,8 +11,8 @@
 namespace caravan {
 
 /// a b^T + bias: [m, k] and [n, k] -> [m, n], any strides; bias [n]. Not differentiable: for use inside autograd
-/// functions. On the CPU fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; everything else, and
-/// fewer than 16 rows, as torch does it. The result is rounded once.
+/// functions. On the CPU fp32 and bf16 are multiplied as products_in_use() says, fp16 in fp32; fewer than 16 rows by
+/// few_rows_product.h if they are of kind `forward`. Everything else as torch does it. The result is rounded once.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ProductKind kind = ProductKind::forward,
                    const std::optional<at::Tensor>& bias = std::nullopt);
 

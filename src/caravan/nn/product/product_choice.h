@@ -26,7 +26,8 @@ enum class ProductKind : uint8_t {
   dw,       ///< dw = dy^T x
 };
 
-/// Products of fewer rows are torch's own: packing the weight, or widening it, costs more than it saves.
+/// For products of fewer rows it costs more than it saves to pack the weight, or to widen it: few_rows_product.h reads
+/// it as it is. Those of gradients are torch's own.
 inline constexpr int64_t kFewRows = 16;
 
 /// Which library and arithmetic compute what. The choice affects speed and the last bits of results, so all ranks of a

@@ -4,25 +4,12 @@
 #include <limits>
 
 #include "caravan/base/numeric/simd.h"
-#include "caravan/nn/product/kernel_math.h"
+#include "caravan/nn/product/row_math.h"
 
 namespace caravan::kernels {
 namespace {
 
-// The compiler does not vectorise sums of several rows. Vectors of 32 bytes are two registers where there is no AVX.
-using Row8 [[gnu::vector_size(32)]] = float;
 constexpr int64_t kAheadRows = 128;  ///< that are fetched into the second cache before they are read
-static_assert(sizeof(Row8) == kRowStep * sizeof(float));
-
-CARAVAN_INLINE void load_row(const float* from, Row8& to) { std::memcpy(&to, from, sizeof(to)); }
-CARAVAN_INLINE void store_row(const Row8& from, float* to) { std::memcpy(to, &from, sizeof(from)); }
-
-/// sum += a b, rounded once.
-CARAVAN_INLINE void add_product(const Row8& a, const Row8& b, Row8& sum) {
-  sum =
-      Row8{fused(a[0], b[0], sum[0]), fused(a[1], b[1], sum[1]), fused(a[2], b[2], sum[2]), fused(a[3], b[3], sum[3]),
-           fused(a[4], b[4], sum[4]), fused(a[5], b[5], sum[5]), fused(a[6], b[6], sum[6]), fused(a[7], b[7], sum[7])};
-}
 
 /// Up to kRowBlock rows as fp32: where they are if they can be read so, else copied. Those beyond the last are one of
 /// them. Returns how many there are.
@@ -48,36 +35,6 @@ CARAVAN_INLINE int64_t rows_of_block(const HeadRows<T>& rows, int64_t first, con
     }
   }
   return count;
-}
-
-/// Of the elements 0 to 7 of a and 8 to 15 of b.
-template <int... kElements>
-CARAVAN_INLINE void shuffle(const Row8& a, const Row8& b, Row8& to) {
-#if defined(__clang__)
-  to = __builtin_shufflevector(a, b, kElements...);
-#else
-  using Elements [[gnu::vector_size(32)]] = int32_t;
-  to = __builtin_shuffle(a, b, Elements{kElements...});
-#endif
-}
-
-/// to[j] = the sum of sums[j].
-CARAVAN_INLINE void add_lanes(const Row8* sums, float* to) {
-  Row8 fours[4], twos[2], ones, even, odd;
-  for (int j = 0; j < 4; ++j) {
-    shuffle<0, 1, 2, 3, 8, 9, 10, 11>(sums[j], sums[j + 4], even);
-    shuffle<4, 5, 6, 7, 12, 13, 14, 15>(sums[j], sums[j + 4], odd);
-    fours[j] = even + odd;
-  }
-  for (int j = 0; j < 2; ++j) {
-    shuffle<0, 1, 8, 9, 4, 5, 12, 13>(fours[j], fours[j + 2], even);
-    shuffle<2, 3, 10, 11, 6, 7, 14, 15>(fours[j], fours[j + 2], odd);
-    twos[j] = even + odd;
-  }
-  shuffle<0, 8, 2, 10, 4, 12, 6, 14>(twos[0], twos[1], even);
-  shuffle<1, 9, 3, 11, 5, 13, 7, 15>(twos[0], twos[1], odd);
-  ones = even + odd;
-  store_row(ones, to);
 }
 
 template <class T, bool kIsDirect>

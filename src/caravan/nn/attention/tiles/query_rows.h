@@ -3,12 +3,12 @@
 #include <cstdint>
 
 #include "caravan/nn/attention/tiles/score_tiles.h"
+#include "caravan/nn/product/kernels.h"
 
 /// What attention of one query computes, on plain memory: rows of keys and values are read once, for all heads that
 /// share them. Single-threaded, the same bits on every machine.
 namespace caravan::kernels {
 
-inline constexpr int64_t kRowStep = 8;   ///< packed rows are a multiple of it, with zeros beyond the width
 inline constexpr int64_t kRowBlock = 8;  ///< rows that are read at once
 
 /// Heads of queries that share a head of keys.
