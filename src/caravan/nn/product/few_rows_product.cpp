@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <type_traits>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
@@ -16,6 +17,8 @@
 
 namespace caravan {
 namespace {
+
+thread_local int64_t most_rows = kFewRows - 1;
 
 constexpr int64_t kLeastWork = 64 * 1024;  ///< elements of the weight that are worth a thread
 
@@ -49,16 +52,19 @@ void multiply(const at::Tensor& x, const at::Tensor& w, const float* bias, const
   constexpr int64_t kColumns = kernels::kWeightRows;
   const int64_t n = w.size(0), grain = std::max<int64_t>(1, kLeastWork / (kColumns * of.k));
   parallel_for(0, (n + kColumns - 1) / kColumns, grain, [&](int64_t begin, int64_t end) {
-    alignas(64) std::array<float, kernels::few_rows_scratch(kFewRows - 1)> scratch;
+    alignas(64) std::array<float, kernels::few_rows_scratch(EachRowAlone::kMost)> scratch;
     kernels::multiply_few_rows(of, begin * kColumns, std::min(end * kColumns, n), scratch.data());
   });
 }
 
 }  // namespace
 
+EachRowAlone::EachRowAlone() : before_(std::exchange(most_rows, kMost)) {}
+EachRowAlone::~EachRowAlone() { most_rows = before_; }
+
 bool is_few_rows_product(const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType type = a.scalar_type();
-  return a.size(0) < kFewRows && b.scalar_type() == type && !is_on_accelerator(a) && a.numel() > 0 && b.numel() > 0 &&
+  return a.size(0) <= most_rows && b.scalar_type() == type && !is_on_accelerator(a) && a.numel() > 0 && b.numel() > 0 &&
          (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) && (b.stride(1) == 1 || b.size(1) == 1);
 }
 

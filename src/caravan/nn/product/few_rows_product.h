@@ -1,13 +1,28 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
 
 namespace caravan {
 
-/// Whether few_rows_product takes them: fewer than kFewRows rows of fp32, bf16 or fp16, not on an accelerator, and a
-/// weight that has its rows as they are read.
+/// While it lives, forward products of this thread of up to kMost rows are products of few rows, so that no row of them
+/// depends on how many there are: for texts that are continued side by side.
+class EachRowAlone {
+ public:
+  static constexpr int64_t kMost = 64;
+  EachRowAlone();
+  ~EachRowAlone();
+  EachRowAlone(const EachRowAlone&) = delete;
+  EachRowAlone& operator=(const EachRowAlone&) = delete;
+
+ private:
+  int64_t before_;
+};
+
+/// Whether few_rows_product takes them: fewer than kFewRows rows, or as many as EachRowAlone allows, of fp32, bf16 or
+/// fp16, not on an accelerator, and a weight that has its rows as they are read.
 bool is_few_rows_product(const at::Tensor& a, const at::Tensor& b);
 
 /// a b^T + bias: [m, k] and [n, k] -> [m, n] of `type`, fp32 or that of a; bias [n]. Takes the time of reading b once.

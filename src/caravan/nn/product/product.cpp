@@ -127,18 +127,18 @@ at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::opt
 bool is_paired(const at::Tensor& a) { return a.size(1) % 2 == 0; }
 
 /// Whether the weight is read as few_rows_product wants it. Gradients of few rows are torch's.
-bool is_few_rows_forward(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
-  return way == Way::torch && kind == ProductKind::forward && is_few_rows_product(a, b);
+bool is_few_rows_forward(const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
+  return kind == ProductKind::forward && is_few_rows_product(a, b);
 }
 
 /// "product dx by onednn", "product forward by torch of BFloat16", "product forward by few rows".
 std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
   const bool is_in_tiles = uses_tiles(way, kind) && (way == Way::fp32 || kind == ProductKind::dw || is_paired(a));
-  const std::string_view library = is_few_rows_forward(way, a, b, kind) ? "few rows"
-                                   : is_in_tiles                        ? name(ProductLibrary::onednn)
-                                   : way == Way::fp32                   ? name(in_use().second.library(kind))
-                                                                        : "torch";
+  const std::string_view library = is_few_rows_forward(a, b, kind) ? "few rows"
+                                   : is_in_tiles                   ? name(ProductLibrary::onednn)
+                                   : way == Way::fp32              ? name(in_use().second.library(kind))
+                                                                   : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
@@ -147,7 +147,7 @@ std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKi
 at::Tensor multiply(Way way, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind, at::ScalarType type) {
   const auto product = [&] {
-    if (is_few_rows_forward(way, a, b, kind)) return few_rows_product(a, b, bias, type);
+    if (is_few_rows_forward(a, b, kind)) return few_rows_product(a, b, bias, type);
     const at::Tensor x = operand(way, a), w = operand(way, b);
     if (uses_tiles(way, kind) && is_panel_product(x, w)) return panel_product(x, w, bias, type);
     const auto added = bias.has_value() ? std::optional(operand(way, *bias)) : std::nullopt;

@@ -1,6 +1,5 @@
 #include "caravan/nn/attention/tiles/query_rows.h"
 
-#include <cstring>
 #include <limits>
 
 #include "caravan/base/numeric/simd.h"
@@ -66,9 +65,6 @@ template <class T, bool kIsDirect>
 struct AddValues {
   CARAVAN_INLINE void run(const QueryHeads* heads, const float* p, int64_t p_pitch, const HeadRows<T>* values,
                           float* sum, int64_t sum_pitch, float* memory) {
-    for (int64_t head = 0; head < heads->count; ++head) {
-      std::memset(sum + head * sum_pitch, 0, static_cast<size_t>(heads->pitch) * sizeof(float));
-    }
     for (int64_t first = 0; first < values->count; first += kRowBlock) {
       const float* at[kRowBlock];
       const int64_t count = rows_of_block<kIsDirect>(*values, first, *heads, memory, at);

@@ -39,7 +39,7 @@ struct SeenRows {
 /// the largest score, the lowest float if there is none, and the sum.
 void weigh_keys(float* s, int64_t count, const TileScores& scores, const SeenRows& seen, float& largest, float& sum);
 
-/// sum [heads][sum_pitch] = weights p [heads][p_pitch] times values.
+/// sum [heads][sum_pitch] += weights p [heads][p_pitch] times values.
 template <class T>
 void add_values(const QueryHeads& heads, const float* p, int64_t p_pitch, const HeadRows<T>& values, float* sum,
                 int64_t sum_pitch, float* memory);
