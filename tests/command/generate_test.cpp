@@ -1,5 +1,6 @@
 // generate: several samples, prompts from a file, stop strings, the repetition penalty, and its JSON.
 #include <gmock/gmock.h>
+#include <numeric>
 #include <regex>
 #include <sstream>
 
@@ -183,6 +184,67 @@ TEST_F(GenerateCommandTest, RanksThatShareTheModelPrintTheTextOfOne) {
   EXPECT_EQ(caravan(many, input).out, caravan(words, input).out);
 }
 
+TEST_F(GenerateCommandTest, ABatchPrintsTheTextsOfOneAfterAnother) {
+  std::string many;
+  for (int i = 0; i < 20; ++i) many += std::string(static_cast<size_t>(1 + i % 7), static_cast<char>('a' + i)) + "\n";
+  const std::string prompts = file("many.txt", many);
+  for (const Words& form : {Words{}, Words{"--json"}}) {
+    Words words{"--prompts", prompts, "--samples", "2", "--stop", "e"};
+    words.insert(words.end(), form.begin(), form.end());
+    const auto with = [&](const char* batch) {
+      Words all = words;
+      all.insert(all.end(), {"--batch", batch});
+      return out(all);
+    };
+    const std::string one = with("1");
+    EXPECT_EQ(with("3"), one);
+    EXPECT_EQ(with("40"), one);
+    EXPECT_EQ(out(words), one);
+  }
+  expect_refused({"--batch", "0"}, 2, {"--batch", "'0' is not a whole number of at least 1"});
+}
+
+TEST_F(GenerateCommandTest, ADraftPrintsTheSameText) {
+  const Result other = train("draft", 1, set({"train.steps=20", "optimizer.lr=0.01", "model.layers=1"}));
+  ASSERT_EQ(other.code, 0) << other.err;
+  const std::string plain = out({"--prompt", "The whale"});
+  for (const char* tokens : {"1", "4", "15"}) {
+    EXPECT_EQ(out({"--prompt", "The whale", "--draft", path("draft"), "--draft-tokens", tokens}), plain);
+  }
+  EXPECT_EQ(out({"--prompt", "The whale", "--draft", path("draft"), "--ranks", "2"}), plain);
+  expect_refused({"--draft", path("draft"), "--draft-tokens", "16"}, 2, {"draft_tokens: 16 is out of range"});
+  expect_refused({"--draft", path("nothere")}, 3, {"nothere"});
+  expect_refused({"--draft-tokens", "3"}, 2, {"--draft"});
+  ASSERT_EQ(caravan({"export", path("draft")}).code, 0);
+  auto tokenizer = nlohmann::json::parse(text_of(folder() / "draft/huggingface/tokenizer.json"), nullptr, false);
+  tokenizer["normalizer"] = {{"type", "Lowercase"}};
+  file("draft/huggingface/tokenizer.json", tokenizer.dump());
+  expect_refused({"--draft", path("draft/huggingface")}, 2, {"has another tokenizer than"});
+}
+
+TEST_F(GenerateCommandTest, BeamsFindALikelierText) {
+  const auto with = [&](const Words& more) {
+    Words words{"generate", path("run"), "--prompt", "The whale", "--json", "--tokens", "20"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 0) << result.err;
+    const auto line = nlohmann::json::parse(result.out, nullptr, false);
+    const auto numbers = line.at("log_probabilities").get<std::vector<double>>();
+    return std::accumulate(numbers.begin(), numbers.end(), 0.0);
+  };
+  EXPECT_GE(with({"--beams", "4"}), with({"--temperature", "0"}) - 1e-3);
+  EXPECT_NEAR(with({"--beams", "4", "--ranks", "2"}), with({"--beams", "4"}), 1e-3);  // fp32, another order
+  expect_refused({"--beams", "2"}, 2, {"--beams: searches the likeliest text", "--temperature"});
+  expect_refused({"--length-penalty", "2"}, 2, {"--beams"});
+}
+
+TEST_F(GenerateCommandTest, WeightsIn16Bits) {
+  const std::string text = out({"--prompt", "The whale", "--precision", "bf16"});
+  EXPECT_EQ(text.find("The whale"), 0U);
+  EXPECT_EQ(out({"--prompt", "The whale", "--precision", "bf16", "--batch", "1"}), text);
+  expect_refused({"--precision", "int8"}, 2, {"--precision", "bf16"});
+}
+
 TEST_F(GenerateCommandTest, RefusesRanksThatCannotShareTheModel) {
   expect_refused({"--ranks", "3"}, 2, {"3 ranks cannot share 2 heads equally", "use tp = 2"});
   expect_refused({"--ranks", "2", "--ep", "2"}, 2, {"2 ranks share the experts of a model that has none"});
@@ -197,7 +259,7 @@ TEST_F(GenerateCommandTest, APromptLongerThanTheContextIsTruncatedOnRequestOnly)
   const std::string last(32, 'z');
   expect_refused({"--prompt", "abc" + last}, 2, {"has 35 tokens", "the context of the model is 32", "--truncate"});
   const std::string prompts = file("prompts.txt", "a\nabc" + last);
-  expect_refused({"--prompts", prompts}, 2, {"has 35 tokens"});
+  expect_refused({"--prompts", prompts}, 2, {"has 35 tokens", "prompts.txt:2"});
   const auto cut = lines({"--prompt", "abc" + last, "--truncate", "--top-k", "1"}).at(0);
   const auto whole = lines({"--prompt", last, "--top-k", "1"}).at(0);
   EXPECT_EQ(cut.at("text"), whole.at("text"));

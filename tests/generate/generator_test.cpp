@@ -1,12 +1,15 @@
 #include "caravan/generate/generator.h"
 
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <set>
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/error.h"
 #include "tests/nn/tiny.h"
+#include "tests/ranks/rank_case.h"
 
 namespace caravan::generator_test {
 namespace {
@@ -33,22 +36,13 @@ class GeneratorTest : public ::testing::Test {
     return model;
   }
 
-  struct Text {
-    std::string text;
-    Continuation made;
-  };
-  static Text run(Generator& generator, const ContinuationOptions& options) {
-    Text result;
-    result.made = generator.run(options, [&](std::string_view more) {
-      result.text += more;
-      return true;
-    });
-    return result;
+  static std::vector<Continuation> run(Model& model, const std::vector<Prompt>& prompts,
+                                       GeneratorOptions options = {}) {
+    return Generator(model, Tokenizer::bytes(), {}, std::move(options)).run(prompts);
   }
-  Text run_alone(const std::string& prompt, const ContinuationOptions& options) const {
+  static Continuation run_alone(const std::string& prompt, const ContinuationOptions& options) {
     const std::unique_ptr<Model> model = make();
-    Generator generator(*model, bytes_, prompt);
-    return run(generator, options);
+    return run(*model, {{prompt, options}}).front();
   }
 
   const Tokenizer bytes_ = Tokenizer::bytes();
@@ -57,40 +51,149 @@ class GeneratorTest : public ::testing::Test {
   Hook counter_;
 };
 
+/// With the same bits.
+void expect_same(const Continuation& a, const Continuation& b) {
+  EXPECT_EQ(a.text, b.text);
+  EXPECT_EQ(a.ending, b.ending);
+  EXPECT_EQ(a.num_tokens, b.num_tokens);
+  EXPECT_EQ(a.log_probabilities, b.log_probabilities);
+}
+
 TEST_F(GeneratorTest, FurtherSamplesUseThePromptsKeysAndValues) {
   for (const int64_t length : {5, 60}) {  // within the context, and beyond
-    Generator generator(*model_, bytes_, "some prompt");
-    std::set<std::string> kinds;
-    for (int64_t sample = 0; sample < 4; ++sample) {
-      ContinuationOptions options{.num_tokens = length, .sampling = kDrawn};
-      options.sampling.seed = sample_seed(kDrawn.seed, sample);
+    for (const int64_t batch : {1, 3}) {
+      std::vector<Prompt> prompts;
+      for (int64_t sample = 0; sample < 4; ++sample) {
+        prompts.push_back({"some prompt", {.num_tokens = length, .sampling = kDrawn}});
+        prompts.back().options.sampling.seed = sample_seed(kDrawn.seed, sample);
+      }
       positions_.clear();
-      const Text text = run(generator, options);
-      EXPECT_EQ(positions_.size() == 4, length == 5 && sample > 0) << "one pass less where the prompt is kept";
-      EXPECT_EQ(text.text, run_alone("some prompt", options).text) << sample;
-      kinds.insert(text.text);
+      const std::vector<Continuation> all = run(*model_, prompts, {.batch = batch});
+      EXPECT_EQ(std::ranges::count(positions_, 11), 1) << "one pass over the prompt";
+      std::set<std::string> kinds;
+      for (size_t i = 0; i < all.size(); ++i) {
+        expect_same(all[i], run_alone("some prompt", prompts[i].options));
+        kinds.insert(all[i].text);
+      }
+      EXPECT_EQ(kinds.size(), 4U) << "each sample has its own seed";
     }
-    EXPECT_EQ(kinds.size(), 4U) << "each sample has its own seed";
   }
   EXPECT_EQ(sample_seed(kDrawn.seed, 0), kDrawn.seed);
 }
 
+std::vector<Prompt> many_prompts() {
+  std::vector<Prompt> prompts;
+  for (int64_t i = 0; i < 40; ++i) {
+    Prompt& prompt = prompts.emplace_back();
+    prompt.text = std::string(static_cast<size_t>(1 + i * 7 % 31), static_cast<char>('a' + i % 26));
+    prompt.options.num_tokens = i * 5 % 33;
+    prompt.options.sampling = i % 3 == 0 ? SamplingOptions{.temperature = 0} : kDrawn;
+    prompt.options.sampling.seed = static_cast<uint64_t>(i / 2);
+    if (i % 4 == 0) prompt.options.stop_strings = {"e", "\x07"};
+  }
+  return prompts;
+}
+
+/// Greedy and sampled, of all lengths, beyond the context, ended by stop strings: whatever grows beside it, also where
+/// a product of as many rows would be another one.
+TEST_F(GeneratorTest, ATextIsAsAloneInAnyBatch) {
+  const std::vector<Prompt> prompts = many_prompts();
+  std::vector<Continuation> alone;
+  for (const Prompt& prompt : prompts) alone.push_back(run_alone(prompt.text, prompt.options));
+  for (const int64_t batch : {2, 5, 30, 70}) {
+    std::vector<std::string> shown(prompts.size());
+    std::vector<size_t> ended;
+    Generator generator(*model_, bytes_, {}, {.batch = batch});
+    const std::vector<Continuation> all = generator.run(
+        prompts,
+        [&](size_t i, std::string_view text) {
+          shown[i] += text;
+          return true;
+        },
+        [&](size_t i, const Continuation&) { ended.push_back(i); });
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << "prompt " << i << " in a batch of " << batch);
+      expect_same(all[i], alone[i]);
+      EXPECT_EQ(shown[i], all[i].text);
+    }
+    EXPECT_FALSE(std::ranges::is_sorted(ended)) << "they end on their own";
+    std::ranges::sort(ended);
+    EXPECT_EQ(std::ranges::unique(ended).begin() - ended.begin(), std::ssize(prompts));
+  }
+}
+
+TEST_F(GeneratorTest, AnotherPromptTakesTheFreePlace) {
+  std::vector<Prompt> prompts;
+  for (const int64_t length : {9, 3, 3, 3}) prompts.push_back({"a", {.num_tokens = length, .sampling = kDrawn}});
+  for (size_t i = 0; i < prompts.size(); ++i) prompts[i].text = std::string(1, static_cast<char>('a' + i));
+  positions_.clear();
+  run(*model_, prompts, {.batch = 2});
+  EXPECT_EQ(positions_.size(), 9U) << "three short texts, one after another, beside a long one";
+}
+
+/// The model's own weights, others that are close, and a shorter context.
+TEST_F(GeneratorTest, WithADraftTheTextIsTheSame) {
+  const std::vector<Prompt> prompts = many_prompts();
+  std::vector<Continuation> plain = run(*model_, prompts, {.batch = 3});
+  const Prompt one{"abc", {.num_tokens = 19, .sampling = kDrawn}};  // within the context
+  /// Returns the passes that a text takes.
+  const auto expect_plain = [&](Model& draft, int64_t tokens) {
+    const GeneratorOptions options{.batch = 3, .draft = TextModel(draft), .draft_tokens = tokens};
+    const std::vector<Continuation> all = run(*model_, prompts, options);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << "prompt " << i << ", " << tokens << " tokens of a draft");
+      expect_same(all[i], plain[i]);
+    }
+    positions_.clear();
+    run(*model_, {one}, options);
+    return positions_.size();
+  };
+  const auto twin = make();
+  EXPECT_EQ(expect_plain(*twin, 1), 10U) << "the prompt, and two tokens at a time";
+  EXPECT_EQ(expect_plain(*twin, 5), 4U) << "the prompt, and six tokens at a time";
+  const auto close = make();
+  const at::NoGradGuard no_grad;
+  for (Parameter* parameter : close->parameters()) {
+    if (parameter->sharded().dim() == 2) parameter->sharded().mul_(0.9);
+  }
+  const size_t of_close = expect_plain(*close, 5);
+  EXPECT_GT(of_close, 4U) << "some proposals are wrong";
+  EXPECT_LT(of_close, 19U) << "some are right";
+  expect_plain(*close, 15);
+  const auto shorter = testing::whole_model(
+      {.layers = 1, .width = 16, .heads = 2, .context = 7, .vocabulary = 256, .tie_embeddings = false});
+  EXPECT_GT(expect_plain(*shorter, 3), 12U) << "it knows nothing of the model";
+  EXPECT_THAT(
+      testing::error_of<UsageError>([&] { run(*model_, prompts, {.draft = TextModel(*twin), .draft_tokens = 16}); }),
+      ::testing::HasSubstr("use 1 to 15"));
+}
+
+TEST_F(GeneratorTest, FalseOfShowStopsAll) {
+  std::vector<Prompt> prompts(5, {"abc", {.num_tokens = 10, .sampling = kDrawn}});
+  int shown = 0;
+  Generator generator(*model_, bytes_, {}, {.batch = 2});
+  const std::vector<Continuation> all = generator.run(prompts, [&](size_t, std::string_view) { return ++shown < 7; });
+  EXPECT_LT(shown, 9);
+  for (const Continuation& made : all) EXPECT_EQ(made.ending, Ending::not_shown);
+  EXPECT_EQ(generator.run(prompts).back().ending, Ending::length) << "it can be used again";
+}
+
 TEST_F(GeneratorTest, EndsBeforeAStopStringOfSeveralTokens) {
-  const Text whole = run_alone("a", {.num_tokens = 40, .sampling = kDrawn});
-  EXPECT_EQ(whole.made.ending, Ending::length);
-  ASSERT_EQ(whole.made.num_tokens, 40);
+  const Continuation whole = run_alone("a", {.num_tokens = 40, .sampling = kDrawn});
+  EXPECT_EQ(whole.ending, Ending::length);
+  ASSERT_EQ(whole.num_tokens, 40);
   // Characters of one byte only, so that tokens and characters are the same.
   size_t begin = 0;
   const auto is_ascii = [&](size_t i) { return static_cast<unsigned char>(whole.text.at(i)) < 0x80; };
   while (!is_ascii(begin) || !is_ascii(begin + 1)) ++begin;
   const std::string stop = whole.text.substr(begin, 2);
   begin = whole.text.find(stop);
-  const Text cut = run_alone("a", {.num_tokens = 40, .sampling = kDrawn, .stop_strings = {"not there", stop}});
+  const Continuation cut = run_alone("a", {.num_tokens = 40, .sampling = kDrawn, .stop_strings = {"not there", stop}});
   EXPECT_EQ(cut.text, whole.text.substr(0, begin));
-  EXPECT_EQ(cut.made.ending, Ending::stop_string);
-  EXPECT_LT(cut.made.num_tokens, 40);
+  EXPECT_EQ(cut.ending, Ending::stop_string);
+  EXPECT_LT(cut.num_tokens, 40);
   // A partial stop string at the end of the text is printed.
-  ContinuationOptions until_first{.num_tokens = cut.made.num_tokens - 1, .sampling = kDrawn, .stop_strings = {stop}};
+  ContinuationOptions until_first{.num_tokens = cut.num_tokens - 1, .sampling = kDrawn, .stop_strings = {stop}};
   EXPECT_EQ(run_alone("a", until_first).text, whole.text.substr(0, begin + 1));
 }
 

@@ -52,12 +52,8 @@ struct Original {
     write_huggingface(folder, config, values, Tokenizer::bytes(), {});
   }
   std::string text(const ContinuationOptions& options) const {
-    std::string text;
-    Generator(*model, Tokenizer::bytes(), kPrompt).run(options, [&](std::string_view more) {
-      text += more;
-      return true;
-    });
-    return text;
+    const Prompt prompt{kPrompt, options};
+    return Generator(*model, Tokenizer::bytes()).run({&prompt, 1}).front().text;
   }
   std::unique_ptr<Model> model;
 };
@@ -87,6 +83,7 @@ TEST_P(LoadSplit, ComputesTheLogitsAndTokensOfTheWhole) {
   const Original original(config, folder / "model");
   const at::Tensor wanted = prompt_logits(*original.model);
   const std::string greedy = original.text(kGreedy), drawn = original.text(kDrawn);
+  const std::vector<Prompt> both{{kPrompt, kGreedy}, {kPrompt, kDrawn}, {"a", kDrawn}};
   std::vector<LoadOptions> splits{{.tp = 1}, {.tp = 2}, {.tp = 4}, {.tp = 1, .pp = 2}, {.tp = 2, .pp = 2}, {.pp = 4}};
   if (config.moe.is_used()) splits.insert(splits.end(), {{.ep = 2}, {.tp = 2, .ep = 2}, {.tp = 1, .pp = 2, .ep = 2}});
   for (const LoadOptions& split : splits) {
@@ -98,9 +95,12 @@ TEST_P(LoadSplit, ComputesTheLogitsAndTokensOfTheWhole) {
       LanguageModel model = load(folder / "model", mesh, split);
       const at::Tensor logits = prompt_logits(model.text_model());
       const std::string own_greedy = model.generate(kPrompt, kGreedy), own_drawn = model.generate(kPrompt, kDrawn);
+      const std::vector<Continuation> all = model.generate(both, {.batch = 3});
       const std::lock_guard lock(mutex);
       EXPECT_EQ(own_greedy, greedy);
       EXPECT_EQ(own_drawn, drawn);
+      EXPECT_EQ(all[0].text, greedy);
+      EXPECT_EQ(all[1].text, drawn);
       if (!logits.defined()) return;
       ++num_logits;
       // fp32, sums in another order
@@ -124,6 +124,46 @@ TEST(Load, ARunOverRanksIsTheFolderThatItWasImportedFrom) {
     EXPECT_THAT(model.origin(), HasSubstr("step_000000"));
     EXPECT_EQ(model.generate(kPrompt, kGreedy), text);
   });
+}
+
+/// The weights are rounded once, and nothing is kept in fp32.
+TEST(Load, ComputesIn16Bits) {
+  const TemporaryFolder folder;
+  const Original original(small_model("llama"), folder / "model");
+  const at::Tensor wanted = prompt_logits(*original.model);
+  for (const auto& [dtype, tolerance] : {std::pair{at::kBFloat16, 0x1p-5}, {at::kHalf, 0x1p-8}}) {
+    for (const int ranks : {1, 2}) {
+      on_ranks(ranks, [&, dtype = dtype, tolerance = tolerance](const Mesh& mesh) {
+        LanguageModel model = load(folder / "model", mesh, {.dtype = dtype});
+        int64_t elements = 0;
+        for (const Parameter* parameter : original.model->parameters()) elements += parameter->num_elements();
+        EXPECT_LT(model.parameter_bytes(), 2 * elements / ranks * 1.05 + 2000);  // norms are whole on each rank
+        const at::Tensor logits = prompt_logits(model.text_model());
+        EXPECT_EQ(logits.scalar_type(), dtype);
+        EXPECT_LT(distance(logits, wanted.select(1, -1).unsqueeze(1)), tolerance);  // a rounding of each activation
+        EXPECT_EQ(model.generate(kPrompt, kGreedy).empty(), false);
+      });
+    }
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { load(folder / "model", one_rank(), {.dtype = at::kDouble}); }),
+              HasSubstr("use fp32, bf16 or fp16"));
+}
+
+TEST(Load, ADraftAndBeamsOverRanks) {
+  const TemporaryFolder folder;
+  const Original original(small_model("llama"), folder / "model"), draft(small_model("gpt_neox"), folder / "draft");
+  const std::string drawn = original.text(kDrawn);
+  ContinuationOptions beams = kGreedy;
+  beams.beams = 3;
+  const std::string likeliest = original.text(beams);
+  for (const LoadOptions& split : {LoadOptions{.tp = 2}, LoadOptions{.tp = 1, .pp = 2}}) {
+    on_ranks(2, [&](const Mesh& mesh) {
+      LanguageModel model = load(folder / "model", mesh, split), proposing = load(folder / "draft", mesh, split);
+      const Prompt prompt{kPrompt, kDrawn};
+      EXPECT_EQ(model.generate({&prompt, 1}, {.draft = proposing.text_model()}).front().text, drawn);
+      EXPECT_EQ(model.generate(kPrompt, beams), likeliest);
+    });
+  }
 }
 
 TEST(Load, UsesTheAxesOfTheMeshUnlessOptionsAreGiven) {

@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -87,6 +89,12 @@ void check(const GenerateArguments& arguments) {
   if (arguments.samples < 1) {
     throw UsageError({"generate", "--samples", fmt::format("{} is too few", arguments.samples), "", "use 1 or more"});
   }
+  const bool samples =
+      arguments.temperature || arguments.top_k || arguments.top_p || arguments.min_p || arguments.typical_p;
+  if (arguments.beams > 1 && (samples || arguments.samples > 1)) {
+    throw UsageError({"generate", "--beams", "searches the likeliest text, and samples none", "",
+                      "leave out --samples, --temperature, --top-k, --top-p, --min-p and --typical-p"});
+  }
 }
 
 bool print(std::string_view text) {
@@ -116,59 +124,120 @@ class Output {
   bool is_open_ = true;
 };
 
-/// One continuation as a line of JSON. Returns whether the output is open, as of its last token.
-bool put_json(Output& output, Generator& generator, const ContinuationOptions& options, const std::string& prompt,
-              int64_t sample) {
-  std::string text;
-  const Continuation made = generator.run(options, [&](std::string_view more) {
-    text += more;
-    return output.put("");
-  });
-  const nlohmann::ordered_json line{{"prompt", prompt},
-                                    {"sample", sample},
-                                    {"text", text},
-                                    {"tokens", made.num_tokens},
-                                    {"log_probabilities", made.log_probabilities},
-                                    {"stopped", name_of(made.ending)}};
-  output.put(line.dump() + "\n");
-  return made.ending != Ending::not_shown;
-}
+/// Texts that grow side by side, printed in the order of their prompts: the first that has not ended as it grows.
+class OrderedTexts {
+ public:
+  OrderedTexts(const GenerateArguments& arguments, const std::vector<PromptText>& prompts, Output& output)
+      : arguments_(arguments),
+        prompts_(prompts),
+        output_(output),
+        are_numbered_(!arguments.prompts.empty() || arguments.samples > 1),
+        parts_(prompts.size() * static_cast<size_t>(arguments.samples)) {}
 
-bool put_text(Output& output, Generator& generator, const ContinuationOptions& options, const std::string& prompt) {
-  output.put(prompt);
-  const Continuation made = generator.run(options, [&](std::string_view more) { return output.put(more); });
-  output.put("\n");
-  return made.ending != Ending::not_shown;
-}
+  bool put(size_t number, std::string_view text) {
+    parts_[number].text += text;
+    return print_next();
+  }
+  void end(size_t number, const Continuation& made) {
+    if (made.ending == Ending::not_shown) return;
+    parts_[number].has_ended = true;
+    parts_[number].line = arguments_.json ? line_of(number, made) : "";
+    print_next();
+  }
+
+ private:
+  struct Part {
+    std::string text, line;
+    bool has_begun = false, has_ended = false;
+  };
+
+  const std::string& prompt_of(size_t number) const {
+    return prompts_[number / static_cast<size_t>(arguments_.samples)].text;
+  }
+
+  std::string line_of(size_t number, const Continuation& made) const {
+    const nlohmann::ordered_json line{{"prompt", prompt_of(number)},
+                                      {"sample", static_cast<int64_t>(number) % arguments_.samples},
+                                      {"text", made.text},
+                                      {"tokens", made.num_tokens},
+                                      {"log_probabilities", made.log_probabilities},
+                                      {"stopped", name_of(made.ending)}};
+    return line.dump() + "\n";
+  }
+
+  bool print_next() {
+    for (; next_ < parts_.size(); ++next_) {
+      Part& part = parts_[next_];
+      if (arguments_.json) {
+        if (!part.has_ended) break;
+        output_.put(part.line);
+        continue;
+      }
+      if (!std::exchange(part.has_begun, true)) {
+        output_.put((are_numbered_ ? fmt::format("--- {} ---\n", next_) : "") + prompt_of(next_));
+      }
+      output_.put(std::exchange(part.text, ""));
+      if (!part.has_ended) break;
+      output_.put("\n");
+    }
+    return output_.put("");
+  }
+
+  const GenerateArguments& arguments_;
+  const std::vector<PromptText>& prompts_;
+  Output& output_;
+  bool are_numbered_;
+  std::vector<Part> parts_;
+  size_t next_ = 0;
+};
 
 /// The prompts that rank 0 reads: standard input is its alone.
-std::vector<std::string> prompts_of_all(const GenerateArguments& arguments, Communicator& world) {
+std::vector<PromptText> prompts_of_all(const GenerateArguments& arguments, Communicator& world) {
   if (world.size() == 1) return read_prompts(arguments);
   const std::string bytes = text_of_rank_0(
       world,
       [&] {
-        const std::vector<uint8_t> packed = nlohmann::json::to_cbor(nlohmann::json(read_prompts(arguments)));
+        nlohmann::json all = nlohmann::json::array();
+        for (const PromptText& prompt : read_prompts(arguments)) all.push_back({prompt.text, prompt.where});
+        const std::vector<uint8_t> packed = nlohmann::json::to_cbor(all);
         return std::string(packed.begin(), packed.end());
       },
       "prompts");
-  return nlohmann::json::from_cbor(bytes).get<std::vector<std::string>>();
+  std::vector<PromptText> prompts;
+  for (const auto& one : nlohmann::json::from_cbor(bytes)) prompts.push_back({one.at(0), one.at(1)});
+  return prompts;
 }
 
-void continue_prompts(const GenerateArguments& arguments, const LanguageModel& model,
-                      const std::vector<std::string>& prompts, ContinuationOptions options, Output output) {
-  const bool are_numbered = !arguments.prompts.empty() || arguments.samples > 1;
-  int64_t number = 0;
-  for (const std::string& prompt : prompts) {
-    Generator generator = model.continue_text(prompt);
-    for (int64_t sample = 0; sample < arguments.samples; ++sample, ++number) {
-      options.sampling.seed = sample_seed(arguments.seed, sample);
-      if (are_numbered && !arguments.json) output.put(fmt::format("--- {} ---\n", number));
-      if (arguments.json ? !put_json(output, generator, options, prompt, sample)
-                         : !put_text(output, generator, options, prompt)) {
-        return;
-      }
+void check_prompts(const GenerateArguments& arguments, const LanguageModel& model,
+                   const std::vector<PromptText>& prompts) {
+  for (const PromptText& prompt : prompts) {
+    if (prompt.text.empty() && !prompt.where.empty() &&
+        !generation_tokens(model.text().tokens, model.settings()).begin) {
+      throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", prompt.where,
+                        "give some text to continue"});
     }
+    if (!arguments.truncate) check_prompt(prompt.text, model.tokenizer(), model.config().context, prompt.where);
   }
+}
+
+/// The model that proposes tokens, on the same ranks.
+std::optional<LanguageModel> load_draft(const GenerateArguments& arguments, const Mesh& ranks,
+                                        const LoadOptions& options, const LanguageModel& model) {
+  if (arguments.draft.empty()) return std::nullopt;
+  std::optional<LanguageModel> draft(load(arguments.draft, ranks, options));
+  if (draft->tokenizer().hash() != model.tokenizer().hash()) {
+    throw UsageError({"generate", "--draft",
+                      fmt::format("{} has another tokenizer than {}", draft->origin(), model.origin()), "",
+                      "use a smaller model of the same family"});
+  }
+  if (draft->config().vocabulary < model.tokenizer().vocab_size()) {
+    throw DataError({"generate", draft->origin(), "has fewer tokens than its tokenizer", "", "use another draft"});
+  }
+  return draft;
+}
+
+at::ScalarType dtype_of(const std::string& precision) {
+  return precision == "bf16" ? at::kBFloat16 : precision == "fp16" ? at::kHalf : at::kFloat;
 }
 
 }  // namespace
@@ -180,23 +249,39 @@ int generate(const GenerateArguments& arguments) {
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), info.local_world_size)});
   const auto store = open_store(info);
   const auto world = make_world("auto", info, store);
-  const std::vector<std::string> prompts = prompts_of_all(arguments, *world);
-  const LanguageModel model =
-      load(source_or_newest(arguments.source, "generate"), Mesh::create(world, {{"dp", world->size()}}),
-           {.tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep});
+  const std::vector<PromptText> prompts = prompts_of_all(arguments, *world);
+  const Mesh ranks = Mesh::create(world, {{"dp", world->size()}});
+  const LoadOptions split{
+      .tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep, .dtype = dtype_of(arguments.precision)};
+  LanguageModel model = load(source_or_newest(arguments.source, "generate"), ranks, split);
   const GenerationConfig& settings = model.settings();
   if (!settings.ignored.empty() && world->rank() == 0) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
-  for (const std::string& prompt : prompts) {
-    if (!arguments.truncate) check_prompt(prompt, model.tokenizer(), model.config().context);
-  }
+  check_prompts(arguments, model, prompts);
+  const std::optional<LanguageModel> draft = load_draft(arguments, ranks, split, model);
   ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
                               .sampling = sampling_options(arguments, settings),
-                              .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop};
+                              .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop,
+                              .beams = arguments.beams,
+                              .length_penalty = arguments.length_penalty.value_or(1),
+                              .truncate = arguments.truncate};
   options.sampling.logit_bias = logit_bias(arguments.logit_bias, model.tokenizer(), model.config().vocabulary);
-  options.sampling.validate();
-  continue_prompts(arguments, model, prompts, options, Output(world->rank() == 0));
+  validate(options);
+  std::vector<Prompt> all;
+  for (const PromptText& prompt : prompts) {
+    for (int64_t sample = 0; sample < arguments.samples; ++sample) {
+      options.sampling.seed = sample_seed(arguments.seed, sample);
+      all.push_back({prompt.text, options});
+    }
+  }
+  GeneratorOptions together{.batch = arguments.batch, .draft_tokens = arguments.draft_tokens};
+  if (draft) together.draft.emplace(draft->text_model());
+  Output output(world->rank() == 0);
+  OrderedTexts texts(arguments, prompts, output);
+  model.generate(
+      all, together, [&](size_t number, std::string_view text) { return texts.put(number, text); },
+      [&](size_t number, const Continuation& made) { texts.end(number, made); });
   return 0;
 }
 

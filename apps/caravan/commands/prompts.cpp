@@ -8,7 +8,9 @@
 #include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
@@ -43,23 +45,29 @@ std::string one_prompt(const GenerateArguments& arguments) {
   return Recipe().sample.prompt;
 }
 
-std::vector<std::string> prompts_of_text(const std::filesystem::path& path) {
+PromptText of_line(std::string text, const std::filesystem::path& path, int64_t number) {
+  return {std::move(text), fmt::format("{}:{}", path.string(), number)};
+}
+
+std::vector<PromptText> prompts_of_text(const std::filesystem::path& path) {
   const MappedFile file(path, "generate");
   check_utf8(file.text(), "generate", path.string());
-  std::vector<std::string> prompts;
+  std::vector<PromptText> prompts;
+  int64_t number = 0;
   for (std::string_view rest = file.text(); !rest.empty();) {
+    ++number;
     std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     if (line.ends_with('\r')) line.remove_suffix(1);
-    if (!line.empty()) prompts.emplace_back(line);
+    if (!line.empty()) prompts.push_back(of_line(std::string(line), path, number));
   }
   return prompts;
 }
 
-std::vector<std::string> prompts_of_json(const std::filesystem::path& path) {
-  std::vector<std::string> prompts;
+std::vector<PromptText> prompts_of_json(const std::filesystem::path& path) {
+  std::vector<PromptText> prompts;
   for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
-    prompts.push_back(text_field(object, "prompt", path, number));
+    prompts.push_back(of_line(text_field(object, "prompt", path, number), path, number));
   });
   return prompts;
 }
@@ -87,17 +95,17 @@ std::vector<AskedText> read_texts(const AskArguments& arguments) {
   if (path.extension() == ".jsonl") {
     texts = texts_of_json(path);
   } else {
-    for (std::string& line : prompts_of_text(path)) texts.push_back({std::move(line), ""});
+    for (PromptText& line : prompts_of_text(path)) texts.push_back({std::move(line.text), ""});
   }
   if (texts.empty()) throw DataError({"ask", path.string(), "holds no text", "", "write one text per line"});
   return texts;
 }
 
-std::vector<std::string> read_prompts(const GenerateArguments& arguments) {
-  if (arguments.prompts.empty()) return {one_prompt(arguments)};
+std::vector<PromptText> read_prompts(const GenerateArguments& arguments) {
+  if (arguments.prompts.empty()) return {{one_prompt(arguments), ""}};
   const std::filesystem::path path = arguments.prompts;
   const bool is_json = path.extension() == ".jsonl";
-  std::vector<std::string> prompts = is_json ? prompts_of_json(path) : prompts_of_text(path);
+  std::vector<PromptText> prompts = is_json ? prompts_of_json(path) : prompts_of_text(path);
   if (prompts.empty()) {
     throw DataError({"generate", path.string(), "holds no prompt", "",
                      is_json ? R"(write a line {"prompt": "some text"} for each)" : "write one prompt per line"});

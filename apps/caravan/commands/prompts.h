@@ -7,9 +7,15 @@
 
 namespace caravan::app {
 
+/// A text to continue.
+struct PromptText {
+  std::string text;
+  std::string where;  ///< "FILE:3"; "" if it is from no file
+};
+
 /// The texts to continue: --prompt, the lines of --prompts, or the prompt of the default recipe. Throws DataError for
 /// a file without prompts, and naming file and line for a line that holds none.
-std::vector<std::string> read_prompts(const GenerateArguments& arguments);
+std::vector<PromptText> read_prompts(const GenerateArguments& arguments);
 
 /// The texts of fill-mask, classify and embed: --text with --pair, or those of --texts. Throws as above, and UsageError
 /// if there is neither.

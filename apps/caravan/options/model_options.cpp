@@ -62,6 +62,26 @@ void add_generate(CLI::App& app, CommandLine& line) {
   command->add_flag("--json", generate.json, "print one JSON object per continuation");
   command->add_flag("--truncate", generate.truncate,
                     "of a prompt with more tokens than the model's context, use the last ones");
+  command->add_option("--batch", generate.batch, "texts that are continued side by side; their texts are the same")
+      ->check(whole_number(1));
+  CLI::Option* beams =
+      command->add_option("--beams", generate.beams, "search the likeliest text with this many beams, without sampling")
+          ->check(whole_number(1));
+  command
+      ->add_option("--length-penalty", generate.length_penalty,
+                   "beams are compared by log probability / length^penalty; default: 1")
+      ->needs(beams);
+  CLI::Option* draft =
+      command
+          ->add_option("--draft", generate.draft,
+                       "a smaller model of the same tokenizer, which proposes tokens; the text is the same")
+          ->check(not_empty())
+          ->excludes(beams);
+  command->add_option("--draft-tokens", generate.draft_tokens, "tokens that it proposes at a time, 1 to 15")
+      ->check(whole_number(1))
+      ->needs(draft);
+  command->add_option("--precision", generate.precision, "fp32, bf16 or fp16: of the weights in memory and of products")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--ranks", generate.ranks, "number of processes that share the model; default: 1");
   CLI::Option* tp = command->add_option("--tp", generate.tp,
                                         "ranks that share each layer; default: those that --pp "

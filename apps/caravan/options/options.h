@@ -56,6 +56,12 @@ struct GenerateArguments {
   uint64_t seed = 0;
   bool json = false;
   bool truncate = false;  ///< of a prompt longer than the context, use the last tokens
+  int64_t batch = 8;      ///< texts that are continued side by side
+  int64_t beams = 1;
+  std::optional<double> length_penalty;
+  std::string draft;  ///< a smaller model; "": none
+  int64_t draft_tokens = 4;
+  std::string precision = "fp32";
   std::optional<int> ranks;
   int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
 };

@@ -10,7 +10,6 @@ namespace caravan {
 
 /// Continues `prompt` once, by up to `num_tokens` tokens: see Generator. Returns the number of tokens generated.
 int64_t generate(const TextModel& model, const Tokenizer& tokenizer, std::string_view prompt, int64_t num_tokens,
-                 const SamplingOptions& options, const Generator::Show& show,
-                 const std::optional<SpecialTokens>& tokens = {});
+                 const SamplingOptions& options, const ShowText& show, const std::optional<SpecialTokens>& tokens = {});
 
 }  // namespace caravan

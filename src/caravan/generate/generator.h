@@ -2,18 +2,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/formats/huggingface/hf_config.h"
-#include "caravan/generate/kv_cache.h"
 #include "caravan/generate/sampling.h"
 #include "caravan/generate/text_model.h"
+#include "caravan/generate/text_windows.h"
 
 namespace caravan {
 
@@ -21,7 +21,17 @@ struct ContinuationOptions {
   int64_t num_tokens = 120;  ///< at most
   SamplingOptions sampling{};
   std::vector<std::string> stop_strings{};  ///< the text ends before the first of them: see StopStrings
-  bool truncate = false;  ///< for LanguageModel::generate: of a prompt longer than the context, use the last tokens
+  /// More than 1: not sampled, but the likeliest text that a search of so many beams finds (BeamSearch). Of `sampling`
+  /// only the repetition penalty counts; stop strings cut the text that was found.
+  int64_t beams = 1;
+  double length_penalty = 1;  ///< of beams: above 0 prefers long texts, below 0 short ones
+  bool truncate = false;      ///< for LanguageModel::generate: of a prompt longer than the context, use the last tokens
+};
+
+/// A text to continue, and how.
+struct Prompt {
+  std::string text;
+  ContinuationOptions options{};
 };
 
 /// Why a text ends.
@@ -32,48 +42,81 @@ enum class Ending : uint8_t {
   not_shown,  ///< `show` returned false
 };
 
+/// Throws UsageError for options out of range.
+void validate(const ContinuationOptions& options);
+
 struct Continuation {
+  std::string text{};
   int64_t num_tokens = 0;  ///< generated, including those of a stop string, without the end token
   Ending ending = Ending::length;
   std::vector<double> log_probabilities{};  ///< of each of these tokens: log-softmax of the model's own logits
 };
 
-/// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context.
-void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, int64_t context);
+/// Receives a text as it is generated, in well-formed UTF-8; returns false to stop.
+using ShowText = std::function<bool(std::string_view text)>;
+/// The same of one of several prompts; false stops all.
+using ShowTexts = std::function<bool(size_t prompt, std::string_view text)>;
+/// Is called when the text of a prompt has ended.
+using OnEnd = std::function<void(size_t prompt, const Continuation& made)>;
 
-/// Continues one prompt, any number of times; its keys and values are computed in the first run and kept for the
-/// others. An empty prompt begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's end-of-text
-/// token. While it lives, nothing else may run the model.
+struct GeneratorOptions {
+  /// Prompts that are continued side by side: a step of them reads the weights once. Another takes the place of one
+  /// that ends.
+  int64_t batch = 1;
+  /// A smaller model, which proposes tokens that the model then sees at once: it keeps those that it would have chosen
+  /// itself, so that the text is the same. Of the same tokenizer; it has its own ranks' agreement.
+  std::optional<TextModel> draft{};
+  int64_t draft_tokens = 4;  ///< proposed at a time, up to 15
+
+  /// Throws UsageError for a value outside its range.
+  void validate() const;
+};
+
+/// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context. `where`: its file.
+void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, int64_t context, std::string_view where = "");
+
+/// Continues prompts. An empty one begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's
+/// end-of-text token. While it lives, nothing else may run the model.
+///
+/// A text depends on model, prompt and options alone. On the CPU each has the bits that it has alone, where a sum over
+/// ranks does not depend on the number of rows (2 ranks); in fp64 and where the model adds several rows at once, a
+/// product may round differently.
 class Generator {
  public:
-  /// Receives the text as it is generated, in well-formed UTF-8; returns false to stop.
-  using Show = std::function<bool(std::string_view text)>;
+  /// Throws UsageError for options out of range. The models outlive this.
+  Generator(TextModel model, Tokenizer tokenizer, std::optional<SpecialTokens> tokens = {},
+            GeneratorOptions options = {});
+  ~Generator();
+  Generator(const Generator&) = delete;
+  Generator& operator=(const Generator&) = delete;
 
-  /// Throws UsageError for an empty prompt without a begin token; DataError if the tokenizer has more tokens than the
-  /// model or the prompt is not UTF-8. Of a prompt longer than the context the model sees the last tokens. The model
-  /// outlives this.
-  Generator(TextModel model, Tokenizer tokenizer, std::string_view prompt,
-            const std::optional<SpecialTokens>& tokens = {});
-
-  /// Generates until an end token, which is not shown, a stop string or the length. When the text outgrows the model's
-  /// context, its earlier half is dropped. Every rank of the model calls it with the same options; `show` is called on
-  /// each. The text depends only on model, prompt and options. Throws UsageError for options out of range.
-  Continuation run(const ContinuationOptions& options, const Show& show);
+  /// Generates each text until an end token, which is not shown, a stop string or the length. Prompts that are equal
+  /// and follow each other share their keys and values. Of a prompt longer than the context the model sees the last
+  /// tokens; when a text outgrows it, its earlier half is dropped. Every rank of the model calls it with the same
+  /// prompts; `show` is called on each. Throws, before it generates: UsageError for options out of range and for an
+  /// empty prompt without a begin token; DataError if the tokenizer has more tokens than the model or a prompt is not
+  /// UTF-8.
+  std::vector<Continuation> run(std::span<const Prompt> prompts, const ShowTexts& show = {}, const OnEnd& on_end = {});
 
  private:
-  void rewind();
-  at::Tensor next_logits();
-  TextModel::Choice choose(const SamplingOptions& sampling, bool stops);
+  struct Text;
+  struct Queue;
+  void admit(Queue& queue);
+  void step(Queue& queue);
+  void begin(Text& text, Queue& queue);
+  void run_alone(Text& text);
+  void search(Text& text, Queue& queue);
+  void speculate(Text& text, Queue& queue);
+  std::vector<int64_t> with_proposed(Text& text, int64_t count);
+  void take(std::span<Text* const> texts, Queue& queue);
+  void accept(Text& text, const TextModel::Choice& choice, Queue& queue);
+  void finish(Text& text, Ending ending, Queue& queue);
 
-  TextModel model_;
   Tokenizer tokenizer_;
   SpecialTokens special_;
-  std::vector<int64_t> prompt_;
-  std::vector<int64_t> ids_;  ///< the prompt and the generated ids
-  KvCache cache_;
-  size_t first_ = 0;          ///< index of the first id in the cache
-  size_t seen_ = 0;           ///< the model has seen the ids before this index
-  at::Tensor prompt_logits_;  ///< after the prompt; undefined on a rank that does not hold them
+  GeneratorOptions options_;
+  TextWindows windows_;
+  std::unique_ptr<TextWindows> drafts_;  ///< or null
 };
 
 }  // namespace caravan

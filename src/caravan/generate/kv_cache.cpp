@@ -1,69 +1,234 @@
 #include "caravan/generate/kv_cache.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/nn/attention/attention.h"
+#include "caravan/nn/attention/one_query.h"
 
 namespace caravan {
+namespace {
+
+[[noreturn]] void refuse_pass(const std::string& name, std::string fact, const char* action) {
+  throw UsageError({"generate", name, std::move(fact), "", action});
+}
+
+/// Attention whose keys do not grow, such as that to the positions of an encoder, has another name.
+bool is_self_attention(const std::string& name) {
+  return name == "attention.core" || name.ends_with(".attention.core");
+}
+
+size_t blocks_of(int64_t length) { return static_cast<size_t>((length + KvCache::kBlock - 1) / KvCache::kBlock); }
+
+/// Positions [at, at + count) of a block = the rows from `first` on of x [rows, kv heads, width].
+void copy_rows(const at::Tensor& x, int64_t first, int64_t count, const at::Tensor& block, int64_t at) {
+  const auto bytes = static_cast<int64_t>(x.element_size());
+  const auto of_row = static_cast<size_t>(x.size(2) * bytes);
+  const auto* from = static_cast<const std::byte*>(x.const_data_ptr()) + first * x.stride(0) * bytes;
+  auto* to = static_cast<std::byte*>(block.data_ptr()) + at * x.size(2) * bytes;
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t head = 0; head < x.size(1); ++head) {
+      std::memcpy(to + (head * KvCache::kBlock + row) * x.size(2) * bytes,
+                  from + (row * x.stride(0) + head * x.stride(1)) * bytes, of_row);
+    }
+  }
+}
+
+bool has_own_kernel(const at::Tensor& q) {
+  const at::ScalarType type = q.scalar_type();
+  return q.is_cpu() && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
+}
+
+}  // namespace
 
 KvCache::KvCache(Module& model, int64_t context) : context_(context) {
   for (Module* module : model.modules()) {
-    if (dynamic_cast<AttentionCore*>(module) == nullptr) continue;
+    auto* core = dynamic_cast<AttentionCore*>(module);
+    if (core == nullptr || !is_self_attention(core->name())) continue;
+    layers_.push_back(std::make_unique<Layer>());
     // Inside all other hooks, so that it caches the actual inputs of the core.
-    hooks_.push_back(module->add_hook([this](Module& core, Tensors inputs, const ForwardContext& of_core,
-                                             const Next& next) { return next(append(core.name(), inputs), of_core); }));
+    hooks_.push_back(core->add_hook([this, core, layer = layers_.back().get()](
+                                        Module&, Tensors inputs, const ForwardContext& of_core, const Next& next) {
+      return attend(*core, *layer, std::move(inputs), of_core, next);
+    }));
   }
 }
 
-int64_t KvCache::length() const noexcept {
-  int64_t least = slots_.empty() ? 0 : context_;
-  for (const auto& [name, slot] : slots_) least = std::min(least, slot.length);
-  return least;
+int64_t KvCache::num_blocks() const noexcept { return static_cast<int64_t>(uses_.size() - free_.size()); }
+
+KvCache::Sequence KvCache::add() {
+  sequences_[next_];
+  return next_++;
 }
 
-at::Tensor KvCache::positions(int64_t count) const { return at::arange(length(), length() + count, at::kLong); }
-
-void KvCache::truncate(int64_t length) {
-  for (auto& [name, slot] : slots_) slot.length = std::min(slot.length, length);
+KvCache::Sequence KvCache::fork(Sequence of) {
+  Text text = sequences_.at(of);
+  text.blocks.resize(blocks_of(text.length));
+  for (const size_t block : text.blocks) ++uses_[block];
+  sequences_[next_] = std::move(text);
+  return next_++;
 }
 
-/// {q, k, v} of new positions -> {q, keys, values, order} with those of all positions.
-Tensors KvCache::append(const std::string& name, const Tensors& inputs) {
-  const auto refuse = [&](std::string fact, const char* action) {
-    throw UsageError({"generate", name, std::move(fact), "", action});
-  };
+void KvCache::remove(Sequence sequence) {
+  release(sequences_.at(sequence).blocks, 0);
+  sequences_.erase(sequence);
+}
+
+void KvCache::truncate(Sequence sequence, int64_t length) {
+  Text& text = sequences_.at(sequence);
+  text.length = std::min(text.length, length);
+  release(text.blocks, blocks_of(text.length));
+}
+
+size_t KvCache::take_block() {
+  if (free_.empty()) {
+    free_.push_back(uses_.size());
+    uses_.push_back(0);
+  }
+  const size_t block = free_.back();
+  free_.pop_back();
+  uses_[block] = 1;
+  return block;
+}
+
+void KvCache::release(std::vector<size_t>& blocks, size_t kept) {
+  for (; blocks.size() > kept; blocks.pop_back()) {
+    if (--uses_[blocks.back()] == 0) free_.push_back(blocks.back());
+  }
+}
+
+/// Copies a block that the sequence would write to and another one has too.
+void KvCache::make_own(Text& text) {
+  if (text.length % kBlock == 0) return;
+  size_t& last = text.blocks[static_cast<size_t>(text.length / kBlock)];
+  if (uses_[last] == 1) return;
+  const size_t own = take_block();
+  for (const auto& layer : layers_) {
+    if (last >= layer->size() || !(*layer)[last].defined()) continue;
+    if (layer->size() <= own) layer->resize(own + 1);
+    (*layer)[own] = (*layer)[last].clone();
+  }
+  --uses_[last];
+  last = own;
+}
+
+void KvCache::reserve(Text& text, int64_t length) {
+  make_own(text);
+  while (text.blocks.size() < blocks_of(length)) text.blocks.push_back(take_block());
+}
+
+at::Tensor KvCache::begin(const std::vector<Sequence>& rows, int64_t count) {
+  rows_.clear();
+  for (const Sequence row : rows) {
+    Text& text = sequences_.at(row);
+    if (text.length + count > context_) {
+      refuse_pass("cache", fmt::format("{} positions, but the cache holds {}", text.length + count, context_),
+                  "generate fewer tokens, or truncate the sequence");
+    }
+  }
+  std::vector<at::Tensor> positions;
+  for (const Sequence row : rows) {
+    Text& text = sequences_.at(row);
+    reserve(text, text.length + count);
+    rows_.push_back(&text);
+    positions.push_back(at::arange(text.length, text.length + count, at::kLong));
+  }
+  count_ = count;
+  return positions.size() == 1 ? positions.front() : at::cat(positions).view({-1, count});
+}
+
+void KvCache::finish() {
+  for (Text* text : rows_) text->length += count_;
+  rows_.clear();
+}
+
+Tensors KvCache::attend(const AttentionCore& core, Layer& layer, Tensors inputs, const ForwardContext& context,
+                        const Next& next) const {
+  if (at::GradMode::is_enabled()) {
+    refuse_pass(core.name(), "a cache is used while gradients are recorded", "generate under a NoGradGuard");
+  }
   const at::Tensor& key = inputs.at(1);
-  const int64_t batch = key.size(0);
-  const int64_t count = key.size(1);
-  if (at::GradMode::is_enabled())
-    refuse("a cache is used while gradients are recorded", "generate under a NoGradGuard");
-  Slot& slot = slots_[name];
-  if (!slot.key.defined()) {
-    slot.key = at::empty({batch, key.size(2), context_, key.size(3)}, key.options());
-    slot.value = at::empty_like(slot.key);
+  const auto rows = static_cast<int64_t>(rows_.size());
+  if (rows == 0 || key.size(0) != rows || key.size(1) != count_) {
+    refuse_pass(core.name(),
+                fmt::format("{} sequences of {} new positions, but the pass began with {} of {}", key.size(0),
+                            key.size(1), rows, rows == 0 ? 0 : count_),
+                "give begin() the sequences of the next pass");
   }
-  if (slot.key.size(0) != batch) {
-    refuse(fmt::format("a batch of {}, but the cache holds {}", batch, slot.key.size(0)),
-           "clear the cache before another batch");
+  append(layer, key, inputs.at(2));
+  if (count_ <= kMostQueries && has_own_kernel(key)) return {attend_to_blocks(core, layer, inputs, context)};
+  const bool are_new = std::ranges::all_of(rows_, [](const Text* text) { return text->length == 0; });
+  if (are_new) return next(std::move(inputs), context);
+  return {attend_to_copies(layer, inputs, context, next)};
+}
+
+void KvCache::append(Layer& layer, const at::Tensor& key_in, const at::Tensor& value_in) const {
+  const auto with_adjacent = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
+  const at::Tensor key = with_adjacent(key_in), value = with_adjacent(value_in);
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const Text& text = *rows_[row];
+    const auto of_row = static_cast<int64_t>(row);
+    const at::Tensor keys = key.select(0, of_row), values = value.select(0, of_row);
+    for (int64_t done = 0, num = 0; done < count_; done += num) {
+      const int64_t at = (text.length + done) % kBlock;
+      const size_t id = text.blocks[static_cast<size_t>((text.length + done) / kBlock)];
+      num = std::min(count_ - done, kBlock - at);
+      if (layer.size() <= id) layer.resize(id + 1);
+      if (!layer[id].defined()) layer[id] = at::empty({2, key.size(2), kBlock, key.size(3)}, key.options());
+      copy_rows(keys, done, num, layer[id].select(0, 0), at);
+      copy_rows(values, done, num, layer[id].select(0, 1), at);
+    }
   }
-  if (slot.length + count > context_) {
-    refuse(fmt::format("{} positions, but the cache holds {}", slot.length + count, context_),
-           "generate fewer tokens, or clear the cache");
+}
+
+at::Tensor KvCache::attend_to_blocks(const AttentionCore& core, const Layer& layer, const Tensors& inputs,
+                                     const ForwardContext& context) const {
+  const at::Tensor& q = inputs.at(0);
+  const int64_t kv_heads = inputs.at(1).size(2), window = core.options().window;
+  const auto of_keys = static_cast<ptrdiff_t>(kv_heads * kBlock * q.size(3)) * static_cast<ptrdiff_t>(q.element_size());
+  std::vector<CachedKeys> all;
+  int64_t most = 1;
+  for (const Text* text : rows_) {
+    CachedKeys seen;
+    for (const size_t id : text->blocks) {
+      const auto* block = static_cast<const std::byte*>(layer[id].const_data_ptr());
+      seen.keys.push_back(block);
+      seen.values.push_back(block + of_keys);
+    }
+    for (int64_t i = 0; i < count_; ++i) {
+      seen.end = text->length + i + 1;
+      seen.first = window > 0 ? std::max<int64_t>(seen.end - window, 0) : 0;
+      most = std::max(most, seen.end);
+      all.push_back(seen);
+    }
   }
-  const int64_t first = slot.length;
-  slot.length += count;
-  slot.key.narrow(2, first, count).copy_(key.transpose(1, 2));
-  slot.value.narrow(2, first, count).copy_(inputs.at(2).transpose(1, 2));
-  return {inputs.at(0), slot.key.narrow(2, 0, slot.length).transpose(1, 2),
-          slot.value.narrow(2, 0, slot.length).transpose(1, 2),
-          at::arange(first, slot.length, key.options().dtype(at::kLong))};
+  return attention_to_cache(q, kv_heads, kBlock, all, core.scores(q.size(2), most, context, q.options()));
+}
+
+/// For what attention_to_cache does not take, and for more queries than it is made for.
+at::Tensor KvCache::attend_to_copies(const Layer& layer, const Tensors& inputs, const ForwardContext& context,
+                                     const Next& next) const {
+  std::vector<at::Tensor> out;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const int64_t length = rows_[row]->length + count_;
+    std::vector<at::Tensor> blocks;
+    for (size_t i = 0; i < blocks_of(length); ++i) blocks.push_back(layer[rows_[row]->blocks[i]]);
+    const at::Tensor all = at::cat(blocks, 2).narrow(2, 0, length).transpose(1, 2).unsqueeze(1);
+    out.push_back(next({inputs.at(0).narrow(0, static_cast<int64_t>(row), 1), all.select(0, 0), all.select(0, 1),
+                        at::arange(rows_[row]->length, length, inputs.at(0).options().dtype(at::kLong))},
+                       context)
+                      .front());
+  }
+  return at::cat(out);
 }
 
 }  // namespace caravan

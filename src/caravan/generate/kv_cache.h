@@ -2,45 +2,79 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "caravan/module/module.h"
+#include "caravan/nn/attention/attention.h"
 
 namespace caravan {
 
-/// Keys and values of earlier positions, for generation. While it lives, every AttentionCore of the model appends those
-/// of the new positions and reads all of them; ForwardContext::positions gives the new ones. The first forward
-/// allocates the whole context. Use it under no_grad, with a batch size that stays the same until clear(). A forward
-/// that throws leaves the layers at different lengths: call truncate() or clear().
+/// Keys and values of the positions of some sequences, for generation: in blocks, which a sequence takes as it grows
+/// and shares with those forked from it. While it lives, every AttentionCore of self-attention ("attention.core")
+/// appends those of new positions to the sequences of the pass, and each query sees those of its own sequence. Up to
+/// kMostQueries queries of a sequence are computed each as it would be alone, bit for bit (attention_to_cache). On the
+/// CPU, under no_grad.
 class KvCache {
  public:
-  /// `model` outlives the cache.
+  using Sequence = int64_t;
+  static constexpr int64_t kBlock = 64;  ///< positions
+  static constexpr int64_t kMostQueries = 16;
+
+  /// `model` outlives the cache. Each sequence holds up to `context` positions.
   KvCache(Module& model, int64_t context);
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
   int64_t context() const noexcept { return context_; }
-  /// Number of positions that every layer has cached.
-  int64_t length() const noexcept;
-  /// The positions of the next `count` tokens, for ForwardContext::positions.
-  at::Tensor positions(int64_t count) const;
-  /// truncate drops all positions from `length` on (a rejected draft, another continuation); clear drops all.
-  void truncate(int64_t length);
-  void clear() { slots_.clear(); }
+  /// Blocks in use. Each takes memory in every layer; those of removed sequences are used again.
+  int64_t num_blocks() const noexcept;
+
+  /// A sequence without positions; one with those of another, which it does not copy until one of them grows.
+  Sequence add();
+  Sequence fork(Sequence of);
+  void remove(Sequence sequence);
+  int64_t length(Sequence sequence) const { return sequences_.at(sequence).length; }
+  /// Drops the positions from `length` on: a rejected draft, another continuation.
+  void truncate(Sequence sequence, int64_t length);
+
+  /// The next pass has `count` new positions of each of `rows`, all different: ids [rows, count]. Returns these
+  /// positions, [count] of one row or [rows, count], for ForwardContext::positions. Throws UsageError for more
+  /// positions than the context. A pass that was not finished leaves no trace.
+  at::Tensor begin(const std::vector<Sequence>& rows, int64_t count);
+  /// After the pass: the sequences have these positions.
+  void finish();
 
  private:
-  struct Slot {
+  struct Text {
     int64_t length = 0;
-    at::Tensor key;    ///< [batch, heads, context, width]
-    at::Tensor value;  ///< the same
+    std::vector<size_t> blocks;
   };
-  Tensors append(const std::string& name, const Tensors& inputs);
+  /// Of a layer: [2, kv heads, kBlock, width] for each block.
+  using Layer = std::vector<at::Tensor>;
+
+  size_t take_block();
+  void release(std::vector<size_t>& blocks, size_t kept);
+  void make_own(Text& text);
+  void reserve(Text& text, int64_t length);
+  Tensors attend(const AttentionCore& core, Layer& layer, Tensors inputs, const ForwardContext& context,
+                 const Next& next) const;
+  void append(Layer& layer, const at::Tensor& key, const at::Tensor& value) const;
+  at::Tensor attend_to_blocks(const AttentionCore& core, const Layer& layer, const Tensors& inputs,
+                              const ForwardContext& context) const;
+  at::Tensor attend_to_copies(const Layer& layer, const Tensors& inputs, const ForwardContext& context,
+                              const Next& next) const;
 
   int64_t context_;
-  std::map<std::string, Slot> slots_;
+  std::map<Sequence, Text> sequences_;
+  Sequence next_ = 0;
+  std::vector<int> uses_;     ///< of each block
+  std::vector<size_t> free_;  ///< blocks
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<Text*> rows_;  ///< of the pass
+  int64_t count_ = 0;
   std::vector<Hook> hooks_;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -90,17 +91,21 @@ Mesh mesh_of(const Degrees& degrees, const Mesh& ranks) {
 }
 
 /// An engine of the model that keeps no gradients, with memory for this rank's pieces.
-std::unique_ptr<Engine> make_engine(Model& model, const StrategyChoice& choice, Mesh& mesh) {
+std::unique_ptr<Engine> make_engine(Model& model, const StrategyChoice& choice, Mesh& mesh, at::ScalarType dtype) {
   for (Parameter* parameter : model.parameters()) parameter->set_requires_grad(false);
   Strategy strategy = make_strategy(choice, model, mesh);
-  return std::make_unique<Engine>(model, mesh, std::move(strategy), Engine::Options{.initialise = false});
+  return std::make_unique<Engine>(model, mesh, std::move(strategy),
+                                  Engine::Options{.dtype = dtype, .initialise = false});
 }
 
 void fill_pieces(const StoredModel& stored, Model& model, const Mesh& mesh) {
   for (const Parameter* parameter : model.parameters()) {
     const CheckpointPiece piece =
         checkpoint_piece(parameter->whole_name(), *parameter, parameter->sharded().detach(), mesh);
-    if (piece.tensor.numel() > 0) stored.read(piece.name, piece.boxes, piece.tensor);
+    if (piece.tensor.numel() == 0) continue;
+    const at::Tensor read = piece.tensor.to(at::kFloat);  // itself, or to be rounded
+    stored.read(piece.name, piece.boxes, read);
+    if (!read.is_same(piece.tensor)) piece.tensor.copy_(read);
   }
 }
 
@@ -120,6 +125,10 @@ LanguageModel::LanguageModel(Mesh mesh, std::unique_ptr<Model> model, std::uniqu
 LanguageModel load(const std::filesystem::path& source, const Mesh& ranks, const LoadOptions& options) {
   const at::NoGradGuard no_grad;
   Communicator& world = ranks.world();
+  if (options.dtype != at::kFloat && options.dtype != at::kBFloat16 && options.dtype != at::kHalf) {
+    throw UsageError({"load", "dtype", fmt::format("{} is not computed in", c10::toString(options.dtype)), "",
+                      "use fp32, bf16 or fp16"});
+  }
   const Degrees degrees = degrees_of(options, ranks);
   std::optional<StoredModel> stored;
   all_or_none(
@@ -131,9 +140,13 @@ LanguageModel load(const std::filesystem::path& source, const Mesh& ranks, const
   std::unique_ptr<Model> model = make_model(stored->config);
   std::unique_ptr<Engine> engine;
   if (mesh.size() > 1) {
-    engine = make_engine(*model, choice, mesh);
+    engine = make_engine(*model, choice, mesh, options.dtype);
   } else {
-    model->materialise(mesh, {}, {.initialise = false});
+    const auto allocate = [&](const Parameter&, const std::vector<int64_t>& shape) {
+      return at::empty(shape, options.dtype);
+    };
+    for (Parameter* parameter : model->parameters()) parameter->set_requires_grad(false);
+    model->materialise(mesh, {}, {.allocate = allocate, .initialise = false});
   }
   all_or_none(
       world, [&] { fill_pieces(*stored, *model, mesh); }, "weights");
@@ -142,23 +155,24 @@ LanguageModel load(const std::filesystem::path& source, const Mesh& ranks, const
           std::move(stored->text), std::move(stored->origin)};
 }
 
-Generator LanguageModel::continue_text(std::string_view prompt) const {
-  return {*text_model_, tokenizer_, prompt, generation_tokens(text_.tokens, settings_)};
+std::vector<Continuation> LanguageModel::generate(std::span<const Prompt> prompts, const GeneratorOptions& options,
+                                                  const ShowTexts& show, const OnEnd& on_end) {
+  for (const Prompt& prompt : prompts) {
+    if (!prompt.options.truncate) check_prompt(prompt.text, tokenizer_, config().context);
+  }
+  return Generator(*text_model_, tokenizer_, generation_tokens(text_.tokens, settings_), options)
+      .run(prompts, show, on_end);
 }
 
 Continuation LanguageModel::generate(std::string_view prompt, const ContinuationOptions& options,
-                                     const Generator::Show& show) {
-  if (!options.truncate) check_prompt(prompt, tokenizer_, config().context);
-  return continue_text(prompt).run(options, show);
+                                     const ShowText& show) {
+  const Prompt one{std::string(prompt), options};
+  return generate({&one, 1}, {}, [&](size_t, std::string_view text) { return show(text); }).front();
 }
 
 std::string LanguageModel::generate(std::string_view prompt, const ContinuationOptions& options) {
-  std::string text;
-  generate(prompt, options, [&](std::string_view more) {
-    text += more;
-    return true;
-  });
-  return text;
+  const Prompt one{std::string(prompt), options};
+  return generate({&one, 1}, {}).front().text;
 }
 
 int64_t LanguageModel::parameter_bytes() const noexcept {

@@ -2,8 +2,12 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
 
 #include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/engine/engine.h"
@@ -19,6 +23,7 @@ namespace caravan {
 /// number of ranks. 0: tp takes the ranks that the others leave, pp and ep are 1.
 struct LoadOptions {
   int tp = 0, pp = 0, ep = 0;
+  at::ScalarType dtype = at::kFloat;  ///< of the weights in memory, and of the arithmetic: fp32, bf16 or fp16
 };
 
 /// A language model over the ranks of a job, and what it needs to continue texts. See load().
@@ -29,9 +34,10 @@ class LanguageModel {
   /// options out of range, and for a prompt longer than the model's context unless options.truncate; as Generator.
   std::string generate(std::string_view prompt, const ContinuationOptions& options = {});
   /// The same with the text as it is made.
-  Continuation generate(std::string_view prompt, const ContinuationOptions& options, const Generator::Show& show);
-  /// For several continuations of a prompt, which share its keys and values. The model outlives it.
-  Generator continue_text(std::string_view prompt) const;
+  Continuation generate(std::string_view prompt, const ContinuationOptions& options, const ShowText& show);
+  /// Many prompts, up to options.batch of them side by side: see Generator. Each has the text that it has alone.
+  std::vector<Continuation> generate(std::span<const Prompt> prompts, const GeneratorOptions& options,
+                                     const ShowTexts& show = {}, const OnEnd& on_end = {});
 
   const ModelConfig& config() const noexcept { return model_->config(); }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }

@@ -10,6 +10,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
+#include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/kernels.h"
 
 namespace caravan {
 namespace {
@@ -118,14 +120,16 @@ std::vector<Candidate> candidates(const at::Tensor& logits, const SamplingOption
   const at::Tensor row = logits.to(at::kFloat).contiguous();
   std::vector<float> values(row.const_data_ptr<float>(), row.const_data_ptr<float>() + row.numel());
   const auto size = static_cast<int64_t>(values.size());
-  const bool has_order = std::none_of(values.begin(), values.end(), [](float x) { return std::isnan(x); });
-  if (!has_order || !std::isfinite(*std::max_element(values.begin(), values.end()))) {
+  bool has_order = true;
+  for (const float x : values) has_order &= x == x;
+  const auto largest_of = [&] { return static_cast<float>(kernels::row_max(values.data(), size)); };
+  if (!has_order || !std::isfinite(largest_of())) {
     throw NumericsError({"generate", "logits", "are not finite", "", "use an earlier checkpoint of the model"});
   }
   add_bias(values, options);
   apply_repetition_penalty(values, text_ids, options.repetition_penalty);
   subtract_penalties(values, options, text_ids.last(num_made));
-  if (options.temperature == 0) return {{likeliest(values, 1).front(), 1.0}};
+  if (options.temperature == 0) return {{std::ranges::find(values, largest_of()) - values.begin(), 1.0}};
 
   std::vector<Candidate> kept;
   for (const int64_t id : likeliest(values, options.top_k > 0 ? std::min(options.top_k, size) : size)) {
@@ -158,12 +162,15 @@ int64_t sample_token(const at::Tensor& logits, const SamplingOptions& options, i
 }
 
 double log_probability(const at::Tensor& logits, int64_t id) {
-  const at::Tensor row = logits.to(at::kDouble).contiguous();
-  const std::span<const double> values(row.const_data_ptr<double>(), static_cast<size_t>(row.numel()));
-  const double largest = *std::max_element(values.begin(), values.end());
-  double sum = 0;
-  for (const double value : values) sum += std::exp(value - largest);
-  return values[static_cast<size_t>(id)] - largest - std::log(sum);
+  const at::Tensor row = logits.contiguous();
+  double result = 0;
+  with_dtype("generate", row.scalar_type(), [&]<class T>(T) {
+    T* values = data_of<T>(row);
+    const double largest = kernels::row_max(values, row.numel());
+    const double sum = kernels::row_exponentials(values, row.numel(), largest, /*keep=*/false);
+    result = kernels::element(values, id) - largest - std::log(sum);
+  });
+  return result;
 }
 
 }  // namespace caravan

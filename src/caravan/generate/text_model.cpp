@@ -1,6 +1,5 @@
 #include "caravan/generate/text_model.h"
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -25,10 +24,12 @@ Model& model_of(Engine& engine) {
 using Part = TextModel::Part;
 
 /// Around the head: it computes what is asked for.
-Around at_head(const std::shared_ptr<Part>& part) {
-  return [part](Module& head, Tensors inputs, const ForwardContext& context, const Next& next) -> Tensors {
-    if (*part == Part::states) return {dynamic_cast<Head&>(head).states(inputs.front(), context)};
-    if (*part == Part::last) inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - 1, 1);
+Around at_head(const std::shared_ptr<TextModel::Wanted>& wanted) {
+  return [wanted](Module& head, Tensors inputs, const ForwardContext& context, const Next& next) -> Tensors {
+    if (wanted->part == Part::states) return {dynamic_cast<Head&>(head).states(inputs.front(), context)};
+    if (wanted->part == Part::last) {
+      inputs.front() = inputs.front().narrow(1, inputs.front().size(1) - wanted->last, wanted->last);
+    }
     return next(std::move(inputs), context);
   };
 }
@@ -51,42 +52,49 @@ at::Tensor shared(const at::Tensor& own, Communicator& world) {
 
 TextModel::TextModel(Model& of)
     : model(of),
-      logits([&of](const at::Tensor& ids, const ForwardContext& context) { return of.run({ids}, context).front(); }),
-      agree([](const Choice& own) { return own; }),
+      agree([](std::vector<Choice> own) { return own; }),
+      run_([&of](const at::Tensor& ids, const ForwardContext& context) { return of.run({ids}, context).front(); }),
       share_([](const at::Tensor& own) { return own; }),
-      part_(std::make_shared<Part>(Part::last)),
-      at_head_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_head(part_)))) {}
+      wanted_(std::make_shared<Wanted>()),
+      at_head_(std::make_shared<Hook>(of.blocks().back()->add_hook(at_head(wanted_)))) {}
 
 TextModel::TextModel(Engine& engine) : TextModel(model_of(engine)) {
   evaluation_ = std::make_shared<EvaluationScope>(engine);
   const auto runner = std::make_shared<StageRunner>(engine);
   const auto& plan = engine.strategy().plan;
-  logits = [runner, rows = plan == nullptr ? 1 : plan->num_row_parts()](const at::Tensor& ids,
-                                                                        const ForwardContext& context) {
-    const at::Tensor all = runner->evaluate({.ids = ids.expand({rows, -1}), .labels = {}, .context = context});
-    return all.defined() ? all.narrow(0, 0, 1) : all;
+  // Ranks that would divide the rows have all of them.
+  run_ = [runner, parts = plan == nullptr ? 1 : plan->num_row_parts()](const at::Tensor& ids, ForwardContext context) {
+    if (context.positions.dim() == 2) context.positions = context.positions.repeat({parts, 1});
+    const at::Tensor all = runner->evaluate({.ids = ids.repeat({parts, 1}), .labels = {}, .context = context});
+    return all.defined() ? all.narrow(0, 0, ids.size(0)) : all;
   };
   share_ = [&engine](const at::Tensor& own) { return shared(own, engine.mesh().world()); };
-  agree = [&engine](const Choice& own) {
+  agree = [&engine](std::vector<Choice> own) {
     // The bits of a negative double, as a negative integer: the larger number is the larger logarithm.
-    std::array<int64_t, 3> numbers{own.token, own.stops ? 1 : 0,
-                                   -std::bit_cast<int64_t>(std::abs(own.log_probability))};
+    std::vector<int64_t> numbers;
+    for (const Choice& one : own) {
+      numbers.insert(numbers.end(),
+                     {one.token, one.stops ? 1 : 0, -std::bit_cast<int64_t>(std::abs(one.log_probability))});
+    }
     const Buffer buffer{numbers.data(), static_cast<int64_t>(numbers.size()), Dtype::int64};
     engine.mesh().world().all_reduce(buffer, buffer, ReduceOp::max, "sampled token");
-    return Choice{numbers[0], numbers[1] != 0, -std::bit_cast<double>(-numbers[2])};
+    for (size_t i = 0; i < own.size(); ++i) {
+      own[i] = {numbers[3 * i], numbers[3 * i + 1] != 0, -std::bit_cast<double>(-numbers[3 * i + 2])};
+    }
+    return own;
   };
 }
 
 at::Tensor TextModel::output(const at::Tensor& ids, const ForwardContext& context, Part part) const {
-  struct Scope {
-    explicit Scope(Part& part_, Part now) : part(part_) { part = now; }
-    ~Scope() { part = Part::last; }
-    Part& part;
-  };
-  const Scope scope(*part_, part);
-  at::Tensor own = logits(ids, context);
+  *wanted_ = {part, 0};
+  at::Tensor own = run_(ids, context);
   if (own.defined()) own = own.select(0, 0).to(at::kFloat).to(at::kCPU);
   return share_(own);
+}
+
+at::Tensor TextModel::logits(const at::Tensor& ids, const ForwardContext& context, int64_t last) const {
+  *wanted_ = {Part::last, last};
+  return run_(ids, context);
 }
 
 }  // namespace caravan

@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -19,29 +20,37 @@ struct TextModel {
   explicit TextModel(Engine& engine);
 
   Model& model;
-  /// Logits of the last position of `ids`, [1, 1, vocabulary]; undefined on a rank that does not hold them.
-  std::function<at::Tensor(const at::Tensor& ids, const ForwardContext& context)> logits;
-  /// What the ranks agree on: the largest token (a rank without logits gives -1), its probability, and whether any of
-  /// them stops.
+  /// Logits of the `last` last positions of `ids` [texts, positions]: [texts, last, vocabulary]; undefined on a rank
+  /// that does not hold them.
+  at::Tensor logits(const at::Tensor& ids, const ForwardContext& context, int64_t last = 1) const;
+
+  /// What the ranks agree on, of each text: the largest token (a rank without logits gives -1), its probability, and
+  /// whether any of them stops.
   struct Choice {
     int64_t token = -1;
     bool stops = false;
     double log_probability = -std::numeric_limits<double>::infinity();  ///< the same on all ranks with logits
   };
-  std::function<Choice(Choice own)> agree;
+  std::function<std::vector<Choice>(std::vector<Choice> own)> agree;
 
   enum class Part : uint8_t {
-    last,    ///< logits of the last position
+    last,    ///< logits of the last positions
     logits,  ///< those of all positions
     states,  ///< what the last layer returns, normed as the model has it
+  };
+  /// What the head computes.
+  struct Wanted {
+    Part part = Part::last;
+    int64_t last = 1;  ///< positions
   };
   /// Logits or states of all tokens of one text, `ids` [1, tokens]: [tokens, features] in fp32, the same on every rank.
   /// Every rank calls it.
   at::Tensor output(const at::Tensor& ids, const ForwardContext& context, Part part) const;
 
  private:
+  std::function<at::Tensor(const at::Tensor& ids, const ForwardContext& context)> run_;
   std::function<at::Tensor(const at::Tensor& own)> share_;  ///< of the ranks that have it, to all
-  std::shared_ptr<Part> part_;
+  std::shared_ptr<Wanted> wanted_;
   std::shared_ptr<void> evaluation_;  ///< of the engine, as long as this lives
   std::shared_ptr<Hook> at_head_;
 };

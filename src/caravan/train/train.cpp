@@ -352,14 +352,14 @@ void Run::sample() {
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
                                  .seed = static_cast<uint64_t>(recipe_.train.seed)};
-  Generator generator(TextModel(state_->engine()), dataset_.tokenizer, recipe_.sample.prompt);
-  const Continuation made =
-      generator.run({.num_tokens = recipe_.sample.tokens, .sampling = sampling}, [&](std::string_view text) {
-        if (is_first()) observer().sampled(text);
-        sampled += text;
-        return !options_.stop_requested || !options_.stop_requested();
-      });
-  if (made.ending == Ending::not_shown) return stop();
+  const Prompt prompt{recipe_.sample.prompt, {.num_tokens = recipe_.sample.tokens, .sampling = sampling}};
+  Generator generator(TextModel(state_->engine()), dataset_.tokenizer);
+  const std::vector<Continuation> made = generator.run({&prompt, 1}, [&](size_t, std::string_view text) {
+    if (is_first()) observer().sampled(text);
+    sampled += text;
+    return !options_.stop_requested || !options_.stop_requested();
+  });
+  if (made.front().ending == Ending::not_shown) return stop();
   alone([&] { log_->write_sample(state_->step, sampled); });
 }
 
