@@ -2,13 +2,13 @@
 """Compares generation with transformers: tokens per second of prompts (prefill) and of texts (decode).
 
   generate.py --caravan build/release/bin/caravan [--python PYTHON] [--batches 1,8,32] [--threads 1,2]
-              [--precisions fp32,bf16] [--repeat 3] [--tokens 64] [--prompt 128] [--layers 30] [--keep FOLDER]
+              [--precisions fp32,bf16] [--repeat 3] [--tokens 64] [--prompt 512] [--layers 30] [--keep FOLDER]
 
-A model of random weights with the shape of SmolLM2-135M, greedy, prompts of --prompt bytes (tokens), texts of --tokens.
-The two alternate --repeat times. Caravan's figures are differences of whole runs of `caravan generate`: decode is
---tokens more tokens, prefill is the prompt against one of a token. PYTHON has torch, transformers and tokenizers.
-`limit` is what decoding can reach if each step reads all weights once, at the bandwidth that a sum of 1 GiB has on as
-many threads.
+A model of random weights with the shape of SmolLM2-135M, greedy, prompts of --prompt tokens together, but at least 32
+each, texts of --tokens. The two alternate --repeat times. Caravan's figures are differences of whole runs of
+`caravan generate`: decode is --tokens more tokens, prefill is the prompts against those of a token. PYTHON has torch,
+transformers and tokenizers. `limit` is what decoding can reach if each step reads all weights once, at the bandwidth
+that a sum of 1 GiB has on as many threads.
 """
 import argparse
 import json
@@ -44,6 +44,10 @@ def make_model(folder, layers):
     pathlib.Path(folder, "generation_config.json").write_text('{"do_sample": false}')
 
 
+def prompt_length(arguments, batch):
+    return max(32, arguments.prompt // batch)
+
+
 def peer(folder, arguments, batch, threads, precision):
     """In a process of its own: prints seconds of the prompts, and of the tokens after them, bandwidth, and bytes."""
     import torch
@@ -51,7 +55,7 @@ def peer(folder, arguments, batch, threads, precision):
 
     torch.set_num_threads(threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, DTYPES[precision])).eval()
-    ids = torch.randint(0, 256, (batch, arguments.prompt), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, 256, (batch, prompt_length(arguments, batch)), generator=torch.Generator().manual_seed(1))
 
     def seconds(tokens):
         begin = time.perf_counter()
@@ -87,15 +91,17 @@ def ours(folder, arguments, batch, threads, precision):
 
     def seconds(length, tokens):
         path = pathlib.Path(folder, "prompts.txt")
-        path.write_text("".join((letters[i % 26:] + letters * (length // 26 + 1))[:length] + "\n" for i in range(batch)))
+        texts = [(letters[i % 26:] + letters * (length // 26 + 1))[:length] for i in range(batch)]
+        path.write_text("\n".join(texts) + "\n")
         begin = time.perf_counter()
         run([arguments.caravan, "generate", folder, "--prompts", str(path), "--tokens", str(tokens), "--temperature",
              "0", "--batch", str(batch), "--precision", precision, "--json"], threads)
         return time.perf_counter() - begin
 
     one = seconds(1, 1)
-    first = seconds(arguments.prompt, 1)
-    return [first - one, seconds(arguments.prompt, arguments.tokens + 1) - first]
+    length = prompt_length(arguments, batch)
+    first = seconds(length, 1)
+    return [first - one, seconds(length, arguments.tokens + 1) - first]
 
 
 def text_of(rates):
@@ -112,7 +118,7 @@ def compare_one(arguments, folder, precision, threads, batch):
         theirs = json.loads(run([*script, "--peer", folder, str(batch), str(threads), precision, *sizes], threads))
         limits.append(batch * theirs[2] / theirs[3])
         for name, (first, rest) in (("caravan", own), ("transformers", theirs[:2])):
-            rates[name][0].append(batch * arguments.prompt / first)
+            rates[name][0].append(batch * prompt_length(arguments, batch) / first)
             rates[name][1].append(batch * arguments.tokens / rest)
     print(f"{precision}, {threads} threads, batch {batch}, tokens/s; limit {text_of(limits)}")
     for name, (prefill, decode) in rates.items():
@@ -148,7 +154,7 @@ def main():
     parser.add_argument("--precisions", default="fp32,bf16")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--keep", help="folder for the model, which is made there if it is missing")
     arguments = parser.parse_args()
