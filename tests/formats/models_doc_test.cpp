@@ -55,26 +55,37 @@ std::string settings_of(const ArchitectureRow& row) {
 
 std::string page() {
   std::ostringstream text;
-  text << "# Models\n\n"
-          "Generated from the table of architectures (`tests/formats/models_doc_test.cpp`).\n\n"
-          "`model.kind` of a recipe names an architecture; `caravan import`, `train.init_from` and `caravan generate`\n"
-          "take Hugging Face folders of its model type. Each of them trains from scratch and from other weights, with\n"
-          "every data-parallel technique, pipelines, context and (with experts) expert parallelism, generates text, "
-          "and\n"
-          "is exported to a folder that transformers loads.\n\n"
-          "| `model.kind` | class in transformers | 1d | 2d | 3d | experts | adapters in PEFT's format |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |\n";
+  text
+      << "# Models\n\n"
+         "Generated from the table of architectures (`tests/formats/models_doc_test.cpp`).\n\n"
+         "`model.kind` of a recipe names an architecture; `caravan import`, `train.init_from` and `caravan generate`\n"
+         "take Hugging Face folders of its model type. Each of them trains from scratch and from other weights, with\n"
+         "every data-parallel technique and pipelines, and is exported to a folder that transformers loads.\n\n"
+         "| `model.kind` | class in transformers | `data.task` | 1d | 2d | 3d | context | experts | adapters in PEFT's "
+         "format | commands |\n"
+         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const ArchitectureRow& row : kRows) {
     const ModelConfig config = usual_model(row);
     const auto& columns = row.weights.layer;
     const bool is_by_head =
         std::ranges::find(columns, WeightColumn::Form::by_head, &WeightColumn::form) != columns.end();
-    text << "| `" << row.name << "` | " << row.their_class << " | " << fits("1d", 4, config) << " | "
+    const bool sees_all = !config.arch.is_causal, has_encoder = config.has_encoder();
+    const char* tasks = sees_all ? "masked, classify" : has_encoder ? "spans, pairs" : "next, pairs, classify";
+    const char* commands = sees_all      ? "fill-mask, classify, embed"
+                           : has_encoder ? "generate"
+                                         : "generate, evaluate, classify, embed";
+    text << "| `" << row.name << "` | " << row.their_class << " | " << tasks << " | " << fits("1d", 4, config) << " | "
          << (config.moe.is_used() ? "no" : fits("2d", 4, config)) << " | "
-         << (config.moe.is_used() ? "no" : fits("3d", 8, config)) << " | " << (config.moe.is_used() ? "yes" : "")
-         << " | " << (is_by_head ? "of the MLP and the output only" : "yes") << " |\n";
+         << (config.moe.is_used() ? "no" : fits("3d", 8, config)) << " | "
+         << (has_encoder ? "no"
+             : sees_all  ? "ulysses"
+                         : "yes")
+         << " | " << (config.moe.is_used() ? "yes" : "") << " | "
+         << (is_by_head ? "of the MLP and the output only" : "yes") << " | " << commands << " |\n";
   }
-  text << "\n1d, 2d and 3d are kinds of tensor parallelism ([tensor_parallel](tensor_parallel.md)).\n\n"
+  text << "\n1d, 2d and 3d are kinds of tensor parallelism ([tensor_parallel](tensor_parallel.md)), ulysses one of\n"
+          "context parallelism. A model with classes of texts (`data.task = \"classify\"`) has the class\n"
+          "`..ForSequenceClassification` in transformers, for bert, gpt2 and the relatives of llama.\n\n"
           "## Settings\n\n"
           "What each of them changes in a GPT-2. Any of these settings may be given beside `model.kind`, by the name "
           "of\n"

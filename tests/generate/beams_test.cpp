@@ -53,8 +53,8 @@ TEST(Beams, FindTheTextsThatTransformersFinds) {
                                       .length_penalty = of.at("length_penalty"),
                                       .num_tokens = of.at("tokens"),
                                       .end_tokens = of.at("ends")};
-    const BeamSearch::Beam found =
-        search_beams(*windows[name], of.at("prompt").get<std::vector<int64_t>>(), options, of.at("repetition_penalty"));
+    const BeamSearch::Beam found = search_beams(*windows[name], {}, of.at("prompt").get<std::vector<int64_t>>(),
+                                                options, of.at("repetition_penalty"));
     auto wanted = of.at("generated").get<std::vector<int64_t>>();
     const bool ends = std::ranges::find(options.end_tokens, wanted.back()) != options.end_tokens.end();
     if (ends) wanted.pop_back();

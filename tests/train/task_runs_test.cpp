@@ -161,10 +161,8 @@ TEST(Predictions, MacroF1LeavesOutAbsentClasses) {
 TEST(TaskBatch, HasTypesAndSources) {
   TrainBatch batch{.ids = at::arange(24).reshape({4, 6}), .labels = at::arange(24).reshape({4, 6}), .global_rows = 4};
   batch.token_types = at::arange(24).reshape({4, 6}) + 100;
-  batch.num_sources = 2;
   const MicroBatch micro = micro_batch_of(batch, 2, 1, 1, 0);
   EXPECT_TRUE(micro.context.token_types.equal(batch.token_types.narrow(0, 2, 2)));
-  EXPECT_EQ(micro.context.num_sources, 2);
 }
 
 }  // namespace

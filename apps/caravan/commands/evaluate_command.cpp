@@ -49,6 +49,11 @@ class RoundCounter {
 };
 
 int64_t context_of(const EvaluateArguments& arguments, const ModelConfig& config) {
+  if (!config.continues_texts() || config.has_encoder()) {
+    throw UsageError({"evaluate", "model",
+                      fmt::format("{} does not predict the next token of a text", config.arch.name), "",
+                      "train.eval_every evaluates it on its own task"});
+  }
   const int64_t context = arguments.context.value_or(config.context);
   if (context > config.context) {
     throw UsageError({"evaluate", "--context",

@@ -216,7 +216,7 @@ void check_prompts(const GenerateArguments& arguments, const LanguageModel& mode
       throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", prompt.where,
                         "give some text to continue"});
     }
-    if (!arguments.truncate) check_prompt(prompt.text, model.tokenizer(), model.config().context, prompt.where);
+    if (!arguments.truncate) check_prompt(prompt.text, model.tokenizer(), model.config(), prompt.where);
   }
 }
 

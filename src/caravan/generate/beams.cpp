@@ -58,8 +58,8 @@ std::vector<BeamSearch::Next> agreed(const TextModel& model, std::vector<BeamSea
 /// The windows of running beams, and the logits after them: undefined on a rank without logits.
 class BeamWindows {
  public:
-  BeamWindows(TextWindows& windows, const std::vector<int64_t>& ids)
-      : all_(windows), prompt_(ids), own_{windows.open(ids.size())}, texts_{ids} {}
+  BeamWindows(TextWindows& windows, const std::vector<int64_t>& source, const std::vector<int64_t>& ids)
+      : all_(windows), prompt_(ids), own_{windows.open(ids.size(), source)}, texts_{ids} {}
   ~BeamWindows() {
     for (const auto& window : own_) all_.close(window);
   }
@@ -145,8 +145,8 @@ void BeamSearch::step(std::span<const Next> best) {
   is_done_ = !can_improve_;
 }
 
-BeamSearch::Beam search_beams(TextWindows& windows, const std::vector<int64_t>& ids, const BeamSearch::Options& options,
-                              double repetition_penalty) {
+BeamSearch::Beam search_beams(TextWindows& windows, const std::vector<int64_t>& source, const std::vector<int64_t>& ids,
+                              const BeamSearch::Options& options, double repetition_penalty) {
   const auto length = static_cast<int64_t>(ids.size()) + options.num_tokens - 1;
   if (length > windows.cache().context()) {
     throw UsageError({"generate", "beams",
@@ -155,7 +155,7 @@ BeamSearch::Beam search_beams(TextWindows& windows, const std::vector<int64_t>& 
                       "", "generate fewer tokens: --tokens"});
   }
   BeamSearch search(options);
-  BeamWindows texts(windows, ids);
+  BeamWindows texts(windows, source, ids);
   while (!search.is_done()) {
     const std::vector<at::Tensor> logits = texts.logits();
     std::vector<BeamSearch::Next> best;

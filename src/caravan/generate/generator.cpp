@@ -56,7 +56,9 @@ void GeneratorOptions::validate() const {
   }
 }
 
-void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, int64_t context, std::string_view where) {
+void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, const ModelConfig& config,
+                  std::string_view where) {
+  const int64_t context = config.has_encoder() ? config.source_context : config.context;
   const auto tokens = static_cast<int64_t>(tokenizer.encode(prompt, true).size());
   if (tokens <= context) return;
   throw UsageError(
@@ -85,7 +87,8 @@ void validate(const ContinuationOptions& options) {
 
 /// A text that grows.
 struct Generator::Text {
-  size_t index = 0;  ///< of its prompt
+  std::vector<int64_t> source{};  ///< of a model with an encoder: the prompt
+  size_t index = 0;               ///< of its prompt
   const ContinuationOptions* options = nullptr;
   size_t num_of_prompt = 0;
   std::vector<int64_t> ids{};  ///< the prompt's and the generated ones
@@ -128,17 +131,43 @@ Generator::Generator(TextModel model, Tokenizer tokenizer, std::optional<Special
       special_(tokens ? *std::move(tokens) : tokens_of(tokenizer_)),
       options_((options.validate(), std::move(options))),
       windows_(std::move(model)) {
-  if (options_.draft) drafts_ = std::make_unique<TextWindows>(*options_.draft);
+  const ModelConfig& config = windows_.model().model.config();
+  if (!config.continues_texts()) {
+    throw UsageError({"generate", "model", fmt::format("{} does not continue texts", config.arch.name), "",
+                      config.classes > 0 ? "use classify" : "use fill-mask, or embed"});
+  }
+  if (!options_.draft) return;
+  if (config.has_encoder() || options_.draft->model.config().has_encoder()) {
+    throw UsageError({"generate", "draft", "a model with an encoder has no draft, and is none", "", "leave it out"});
+  }
+  drafts_ = std::make_unique<TextWindows>(*options_.draft);
+}
+
+int64_t Generator::decoder_start() const {
+  if (special_.decoder_start) return *special_.decoder_start;
+  if (special_.pad) return *special_.pad;
+  if (const auto pad = tokenizer_.pad_token()) return *pad;
+  throw UsageError({"generate", "tokenizer", "names no token that a target starts from, and no pad token", "",
+                    "name decoder_start_token_id in config.json"});
+}
+
+int64_t Generator::most_tokens(const ContinuationOptions& options) const {
+  const ModelConfig& config = windows_.model().model.config();
+  return config.has_encoder() ? std::min(options.num_tokens, config.context) : options.num_tokens;
 }
 
 Generator::~Generator() = default;
 
 std::vector<Continuation> Generator::run(std::span<const Prompt> prompts, const ShowTexts& show, const OnEnd& on_end) {
   Queue queue{.prompts = prompts, .show = show, .on_end = on_end};
+  const ModelConfig& config = windows_.model().model.config();
   for (const Prompt& prompt : prompts) {
     validate(prompt.options);
-    queue.ids.push_back(
-        prompt_ids(tokenizer_, prompt.text, special_.begin, windows_.model().model.config().vocabulary));
+    queue.ids.push_back(prompt_ids(tokenizer_, prompt.text, special_.begin, config.vocabulary));
+    std::vector<int64_t>& ids = queue.ids.back();
+    const auto most = static_cast<size_t>(config.source_context);
+    // Of a longer source the encoder sees the first tokens, and the last, which ends it.
+    if (config.has_encoder() && ids.size() > most) ids.erase(ids.begin() + config.source_context - 1, ids.end() - 1);
   }
   queue.made.resize(prompts.size());
   const at::NoGradGuard no_grad;
@@ -161,6 +190,7 @@ void Generator::admit(Queue& queue) {
     text.index = queue.next;
     text.options = &prompt.options;
     text.ids = queue.ids[text.index];
+    if (windows_.model().model.config().has_encoder()) text.source = std::exchange(text.ids, {decoder_start()});
     text.num_of_prompt = text.ids.size();
     text.stop = StopStrings(prompt.options.stop_strings);
     text.stream.emplace(tokenizer_, /*skip_special_tokens=*/true);
@@ -179,13 +209,13 @@ void Generator::admit(Queue& queue) {
 
 /// Lets the model see a prompt of several tokens, and keeps what the next prompt repeats.
 void Generator::begin(Text& text, Queue& queue) {
-  if (queue.kept && queue.ids[queue.kept->index] == text.ids) {
+  if (queue.kept && queue.ids[queue.kept->index] == queue.ids[text.index]) {
     text.window = windows_.fork(queue.kept->window);
     text.logits = queue.kept->logits;
     return;
   }
-  text.window = windows_.open(text.ids.size());
-  const bool is_repeated = text.index + 1 < queue.ids.size() && queue.ids[text.index + 1] == text.ids;
+  text.window = windows_.open(text.ids.size(), text.source);
+  const bool is_repeated = text.index + 1 < queue.ids.size() && queue.ids[text.index + 1] == queue.ids[text.index];
   if (text.options->num_tokens == 0 || text.options->beams > 1 ||
       (windows_.num_fresh(text.window, text.ids.size()) == 1 && !is_repeated))
     return;
@@ -200,7 +230,7 @@ void Generator::step(Queue& queue) {
   std::vector<Text*> together, ready;
   for (Text& text : queue.growing) {
     const int64_t fresh = windows_.num_fresh(text.window, text.ids.size());
-    const bool is_alone = fresh > 1 || windows_.most_texts(1) == 1;
+    const bool is_alone = fresh > 1 || text.window.needs_source() || windows_.most_texts(1) == 1;
     if (fresh > 0 && is_alone) run_alone(text);
     (fresh == 1 && !is_alone ? together : ready).push_back(&text);
   }
@@ -234,9 +264,10 @@ void Generator::run_alone(Text& text) {
 void Generator::search(Text& text, Queue& queue) {
   const BeamSearch::Options options{.beams = text.options->beams,
                                     .length_penalty = text.options->length_penalty,
-                                    .num_tokens = text.options->num_tokens,
+                                    .num_tokens = most_tokens(*text.options),
                                     .end_tokens = special_.end};
-  const BeamSearch::Beam found = search_beams(windows_, text.ids, options, text.options->sampling.repetition_penalty);
+  const BeamSearch::Beam found =
+      search_beams(windows_, text.source, text.ids, options, text.options->sampling.repetition_penalty);
   std::vector<TextModel::Choice> stops(1);
   stops.front().stops = !queue.is_shown;
   queue.is_stopped = windows_.model().agree(std::move(stops)).front().stops;
@@ -277,7 +308,7 @@ void Generator::accept(Text& text, const TextModel::Choice& choice, Queue& queue
     queue.put(text.index, text.stop.put(text.stream->put(static_cast<int32_t>(choice.token))));
   }
   if (text.stop.found()) return finish(text, Ending::stop_string, queue);
-  if (made.num_tokens == text.options->num_tokens) finish(text, Ending::length, queue);
+  if (made.num_tokens == most_tokens(*text.options)) finish(text, Ending::length, queue);
 }
 
 void Generator::finish(Text& text, Ending ending, Queue& queue) {

@@ -22,11 +22,6 @@ namespace {
   throw UsageError({"generate", name, std::move(fact), "", action});
 }
 
-/// Attention whose keys do not grow, such as that to the positions of an encoder, has another name.
-bool is_self_attention(const std::string& name) {
-  return name == "attention.core" || name.ends_with(".attention.core");
-}
-
 size_t blocks_of(int64_t length) { return static_cast<size_t>((length + KvCache::kBlock - 1) / KvCache::kBlock); }
 
 /// Positions [at, at + count) of a block = the rows from `first` on of x [rows, kv heads, width].
@@ -51,9 +46,17 @@ bool has_own_kernel(const at::Tensor& q) {
 }  // namespace
 
 KvCache::KvCache(Module& model, int64_t context) : context_(context) {
+  size_t num_cross = 0;
   for (Module* module : model.modules()) {
     auto* core = dynamic_cast<AttentionCore*>(module);
-    if (core == nullptr || !is_self_attention(core->name())) continue;
+    if (core == nullptr) continue;
+    if (core->options().is_cross) {
+      hooks_.push_back(core->add_hook(
+          [this, layer = num_cross++](Module&, Tensors inputs, const ForwardContext& of_core, const Next& next) {
+            return attend_to_source(layer, std::move(inputs), of_core, next);
+          }));
+    }
+    if (!core->options().is_causal) continue;  // of an encoder, which sees its text once
     layers_.push_back(std::make_unique<Layer>());
     // Inside all other hooks, so that it caches the actual inputs of the core.
     hooks_.push_back(core->add_hook([this, core, layer = layers_.back().get()](
@@ -169,6 +172,22 @@ Tensors KvCache::attend(const AttentionCore& core, Layer& layer, Tensors inputs,
   const bool are_new = std::ranges::all_of(rows_, [](const Text* text) { return text->length == 0; });
   if (are_new) return next(std::move(inputs), context);
   return {attend_to_copies(layer, inputs, context, next)};
+}
+
+/// Keys and values of the source come with the first pass of a sequence, which it has alone.
+Tensors KvCache::attend_to_source(size_t layer, Tensors inputs, const ForwardContext& context, const Next& next) const {
+  if (inputs.at(1).size(1) > 0) {
+    std::vector<Tensors>& source = rows_.at(0)->source;
+    if (source.size() <= layer) source.resize(layer + 1);
+    source[layer] = {inputs[1], inputs[2]};
+    return next(std::move(inputs), context);
+  }
+  std::vector<at::Tensor> out;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    const Tensors& source = rows_[row]->source.at(layer);
+    out.push_back(next({inputs[0].narrow(0, static_cast<int64_t>(row), 1), source[0], source[1]}, context).front());
+  }
+  return {at::cat(out)};
 }
 
 void KvCache::append(Layer& layer, const at::Tensor& key_in, const at::Tensor& value_in) const {

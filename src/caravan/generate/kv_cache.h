@@ -14,7 +14,8 @@ namespace caravan {
 
 /// Keys and values of the positions of some sequences, for generation: in blocks, which a sequence takes as it grows
 /// and shares with those forked from it. While it lives, every AttentionCore of self-attention ("attention.core")
-/// appends those of new positions to the sequences of the pass, and each query sees those of its own sequence. Up to
+/// appends those of new positions to the sequences of the pass, and each query sees those of its own sequence. Cross
+/// attention keeps the keys and values of a sequence's source, which its first pass has (ForwardContext::sources). Up to
 /// kMostQueries queries of a sequence are computed each as it would be alone, bit for bit (attention_to_cache). On the
 /// CPU, under no_grad.
 class KvCache {
@@ -51,10 +52,12 @@ class KvCache {
   struct Text {
     int64_t length = 0;
     std::vector<size_t> blocks;
+    std::vector<Tensors> source{};  ///< keys and values of each layer of cross attention; not copied by a fork
   };
   /// Of a layer: [2, kv heads, kBlock, width] for each block.
   using Layer = std::vector<at::Tensor>;
 
+  Tensors attend_to_source(size_t layer, Tensors inputs, const ForwardContext& context, const Next& next) const;
   size_t take_block();
   void release(std::vector<size_t>& blocks, size_t kept);
   void make_own(Text& text);

@@ -158,7 +158,7 @@ LanguageModel load(const std::filesystem::path& source, const Mesh& ranks, const
 std::vector<Continuation> LanguageModel::generate(std::span<const Prompt> prompts, const GeneratorOptions& options,
                                                   const ShowTexts& show, const OnEnd& on_end) {
   for (const Prompt& prompt : prompts) {
-    if (!prompt.options.truncate) check_prompt(prompt.text, tokenizer_, config().context);
+    if (!prompt.options.truncate) check_prompt(prompt.text, tokenizer_, config());
   }
   return Generator(*text_model_, tokenizer_, generation_tokens(text_.tokens, settings_), options)
       .run(prompts, show, on_end);

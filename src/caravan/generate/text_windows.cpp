@@ -4,7 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include "caravan/nn/product/few_rows_product.h"
 
@@ -13,13 +15,15 @@ namespace caravan {
 TextWindows::TextWindows(TextModel model)
     : model_(std::move(model)), cache_(model_.model, model_.model.config().context) {}
 
-TextWindows::Window TextWindows::open(size_t num_ids) {
+TextWindows::Window TextWindows::open(size_t num_ids, std::vector<int64_t> source) {
   const auto length = static_cast<size_t>(cache_.context());
   const size_t begin = num_ids > length ? num_ids - length : 0;
-  return {cache_.add(), begin, begin};
+  return {cache_.add(), begin, begin, std::move(source)};
 }
 
-TextWindows::Window TextWindows::fork(const Window& of) { return {cache_.fork(of.sequence), of.first, of.seen}; }
+TextWindows::Window TextWindows::fork(const Window& of) {
+  return {cache_.fork(of.sequence), of.first, of.seen, of.source};
+}
 
 void TextWindows::cut(Window& window, size_t num_ids) {
   if (window.seen <= num_ids) return;
@@ -58,7 +62,7 @@ int64_t TextWindows::most_texts(int64_t fresh) const {
 
 at::Tensor TextWindows::run(std::span<const Text> texts, int64_t last) {
   const auto fresh = static_cast<int64_t>(texts.front().ids.size() - texts.front().window->seen);
-  const at::Tensor ids = at::empty({static_cast<int64_t>(texts.size()), fresh}, at::kLong);
+  at::Tensor ids = at::empty({static_cast<int64_t>(texts.size()), fresh}, at::kLong);
   std::vector<KvCache::Sequence> rows;
   int64_t* to = ids.mutable_data_ptr<int64_t>();
   for (const Text& text : texts) {
@@ -66,7 +70,14 @@ at::Tensor TextWindows::run(std::span<const Text> texts, int64_t last) {
     to = std::copy(text.ids.begin() + static_cast<std::ptrdiff_t>(text.window->seen), text.ids.end(), to);
   }
   ForwardContext context{.phase = Phase::generate};
-  context.positions = cache_.begin(rows, fresh);
+  const at::Tensor positions = cache_.begin(rows, fresh);
+  if (model_.model.config().has_encoder()) {  // whose tokens know distances alone
+    const std::vector<int64_t>& source = texts.front().window->source;
+    context.sources = texts.front().window->needs_source() ? static_cast<int64_t>(source.size()) : 0;
+    if (context.sources > 0) ids = at::cat({at::tensor(source, at::kLong).unsqueeze(0), ids}, 1);
+  } else {
+    context.positions = positions;
+  }
   std::optional<EachRowAlone> alone;
   if (fresh <= KvCache::kMostQueries) alone.emplace();
   at::Tensor logits = model_.logits(ids, context, last);

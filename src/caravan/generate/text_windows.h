@@ -19,6 +19,9 @@ class TextWindows {
   struct Window {
     KvCache::Sequence sequence = -1;
     size_t first = 0, seen = 0;
+    std::vector<int64_t> source{};  ///< of a model with an encoder: what its first pass reads besides
+
+    bool needs_source() const noexcept { return !source.empty() && seen == 0; }
   };
   /// A window, and all ids of its text.
   struct Text {
@@ -28,8 +31,8 @@ class TextWindows {
 
   explicit TextWindows(TextModel model);
 
-  /// Of a text of so many ids: its last ones that fit.
-  Window open(size_t num_ids);
+  /// Of a text of so many ids: its last ones that fit. With a source it must not outgrow the context.
+  Window open(size_t num_ids, std::vector<int64_t> source = {});
   Window fork(const Window& of);
   void close(const Window& window) { cache_.remove(window.sequence); }
   /// The text has other ids from `num_ids` on.
@@ -40,7 +43,8 @@ class TextWindows {
   /// How many further ids stay within the window.
   int64_t room(const Window& window, size_t num_ids) const;
   /// Lets the model see the fresh ids, of which each text has as many, and returns the logits after the `last` last of
-  /// them: [texts, last, vocabulary], undefined on a rank that does not hold them. Up to KvCache::kMostQueries fresh
+  /// them: [texts, last, vocabulary], undefined on a rank that does not hold them. One that needs its source is alone. Up
+  /// to KvCache::kMostQueries fresh
   /// ids give a text the same bits alone, with others, and in several passes.
   at::Tensor run(std::span<const Text> texts, int64_t last = 1);
   /// How many texts a pass may have.

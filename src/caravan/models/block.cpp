@@ -100,6 +100,7 @@ Tensors Block::forward(Tensors inputs, const ForwardContext& context) {
   }
   const int64_t targets = inputs[0].size(1), sources = inputs[1].size(1);
   if (is_of_encoder_) {
+    if (sources == 0) return inputs;  // read by an earlier pass
     inputs[1] = layer(std::move(inputs[1]), {}, context_of_part(context, 0, sources));
     return inputs;
   }

@@ -80,7 +80,11 @@ Tensors Head::forward(Tensors inputs, const ForwardContext& context) {
   if (inputs.size() == 1) return {logits_(x, context)};
   at::Tensor& labels = inputs[1];
   const int64_t sources = labels.size(1) - inputs[0].size(1);  // whose labels are in front
-  if (has_encoder_ && sources > 0) labels = labels.narrow(1, sources, inputs[0].size(1));
+  if (has_encoder_ && sources > 0) {
+    const at::Tensor all = std::exchange(labels, labels.narrow(1, sources, inputs[0].size(1)));
+    if (context.layouts != nullptr)
+      context.layouts->set(labels, context.layouts->of(all, name()), "labels of the target");
+  }
   return loss_.run({x, labels}, context);
 }
 

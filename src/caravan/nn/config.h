@@ -107,6 +107,8 @@ struct ModelConfig {
   bool is_of_encoder(int64_t layer) const noexcept { return layer < encoder_layers; }
   /// Whether a token of the layer sees earlier ones only.
   bool is_causal(int64_t layer) const noexcept { return arch.is_causal && !is_of_encoder(layer); }
+  /// Whether it has logits of the token that comes next.
+  bool continues_texts() const noexcept { return arch.is_causal && classes == 0; }
   /// Tokens of a row of a batch: a source and its target, or one text.
   int64_t row_length() const noexcept { return source_context + context; }
   /// Rows of the head's weight.

@@ -159,6 +159,27 @@ void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
 }
 
 /// Checks the rules between keys: unused keys that are given, and values that conflict.
+/// Refuses what the model cannot learn.
+void check_task(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
+  const std::string& task = recipe.data.task.kind;
+  const bool sees_all = !model.arch.is_causal;
+  const auto refuse_task = [&](std::string_view fact, std::string_view better) {
+    recipe.refuse("data.task", fmt::format("\"{}\" {}", task, fact), fmt::format("use {}", better));
+  };
+  const char* of_encoder = "\"spans\" or \"pairs\"";
+  if (sees_all && (task == "next" || task == "pairs")) {
+    refuse_task("of a model whose tokens see all of their text", "\"masked\" or \"classify\"");
+  }
+  if (!sees_all && task == "masked") {
+    refuse_task("of a model whose tokens see earlier ones only",
+                model.has_encoder() ? of_encoder : "\"next\", or model.kind = \"bert\"");
+  }
+  if (model.has_encoder() && (task == "next" || task == "classify")) {
+    refuse_task("of a model with an encoder and a decoder", of_encoder);
+  }
+}
+
 void check_whole(Recipe& recipe) {
   for (const RecipeKey& key : recipe_keys()) {
     const std::string reason = key.idle(recipe);
@@ -173,6 +194,7 @@ void check_whole(Recipe& recipe) {
            fmt::format("use encoder_layers = {} of {} layers, and a source_context",
                        std::max<int64_t>(model.layers / 2, 1), std::max<int64_t>(model.layers, 2)));
   }
+  check_task(recipe);
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
     model.validate();

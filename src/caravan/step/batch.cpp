@@ -60,7 +60,6 @@ TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows
   if (shape.has_documents) buffers.documents = make(batch.documents);
   if (shape.has_token_types) buffers.token_types = make(batch.token_types);
   source.fill(first_sample, buffers);
-  batch.num_sources = shape.num_sources;
   batch.global_rows = rows;
   batch.num_targets = source.num_targets(first_sample, rows);
   return batch;

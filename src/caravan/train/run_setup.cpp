@@ -42,7 +42,8 @@ std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
   return {.train_hash = dataset.train_hash().hex(),
           .validation_hash = dataset.validation.tokens.info().content.hex(),
-          .numerics = numerics};
+          .numerics = numerics,
+          .class_names = dataset.class_names};
 }
 
 std::vector<std::string> start_notes(const NoteSources& of) {

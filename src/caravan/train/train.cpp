@@ -113,7 +113,8 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
       dataset_(agreed_dataset(options, mesh_)),
-      train_rows_(train_rows(dataset_, recipe_.data, row_settings(recipe_), recipe_.train.seed)),
+      train_rows_((fit_classes(recipe_, dataset_),
+                   train_rows(dataset_, recipe_.data, row_settings(recipe_), recipe_.train.seed))),
       validation_rows_(validation_rows(dataset_, recipe_.data, row_settings(recipe_))),
       memory_(resolve_memory(*world)),
       plan_(plan_batch(recipe_, world->size())),
@@ -154,7 +155,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   }
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
-  check_sample(recipe_, dataset_.tokenizer);
+  if (state_->model().config().continues_texts()) check_sample(recipe_, dataset_.tokenizer);
   stepper_->start_at(state_->step, state_->clocks);
   state_->clocks = stepper_->clocks();
   if (!options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& result) { dump(result); });
@@ -340,6 +341,7 @@ void Run::alone(const std::function<void()>& work) const {
 
 bool Run::has_sample(int64_t step) const {
   const int64_t every = recipe_.sample.every;
+  if (!state_->model().config().continues_texts()) return false;
   return recipe_.sample.tokens > 0 && (step == recipe_.train.steps || is_due(step, every));
 }
 

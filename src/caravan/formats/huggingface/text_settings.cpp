@@ -37,6 +37,7 @@ SpecialTokens special_tokens(const Tokenizer& tokenizer) {
     tokens.begin = *end;
     tokens.end = {*end};
   }
+  if (const auto pad = tokenizer.pad_token()) tokens.pad = *pad;
   return tokens;
 }
 

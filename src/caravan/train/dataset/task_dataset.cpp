@@ -14,12 +14,6 @@
 namespace caravan {
 namespace {
 
-/// PLACEHOLDER until the model has the key: model.source_context.
-int64_t source_context_of(const Recipe& /*recipe*/) { return 0; }
-
-/// PLACEHOLDER until models without causal attention exist: LabelPlace::first for those.
-LabelPlace label_place_of(const Recipe& /*recipe*/) { return LabelPlace::last; }
-
 std::shared_ptr<const WindowTask> window_task(const Tokenizer& tokenizer, const Recipe::Data& data,
                                               const RowSettings& settings) {
   if (data.task.kind == "masked") {
@@ -53,8 +47,18 @@ RecordList records_of(const Dataset::Text& text) { return {text.tokens, text.ind
 
 RowSettings row_settings(const Recipe& recipe) {
   return {.context = recipe.model.context,
-          .source_context = source_context_of(recipe),
-          .label_place = label_place_of(recipe)};
+          .source_context = recipe.model.source_context,
+          .label_place = recipe.model.arch.is_causal ? LabelPlace::last : LabelPlace::first};
+}
+
+void fit_classes(Recipe& recipe, const Dataset& dataset) {
+  const auto classes = static_cast<int64_t>(dataset.class_names.size());
+  if (recipe.model.classes == classes) return;
+  if (recipe.model.classes > 0) {
+    recipe.refuse("model.classes", fmt::format("is {}, but the data has {} classes", recipe.model.classes, classes),
+                  classes == 0 ? "set data.task = \"classify\"" : "leave it out");
+  }
+  recipe.model.classes = classes;
 }
 
 std::unique_ptr<const TaskRows> train_rows(const Dataset& dataset, const Recipe::Data& data,

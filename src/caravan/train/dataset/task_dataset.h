@@ -19,6 +19,9 @@ struct RowSettings {
 };
 RowSettings row_settings(const Recipe& recipe);
 
+/// Gives the model as many classes as the data has. Throws UsageError for a recipe that has another number.
+void fit_classes(Recipe& recipe, const Dataset& dataset);
+
 /// The rows of data.task, and those of its validation. They refer to the dataset, which must outlive them at its
 /// present address. Throw UsageError for a task that the tokenizer or the model cannot have, ShapeError for contexts
 /// that are too short, DataError for data that is.

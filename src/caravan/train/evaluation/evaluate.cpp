@@ -55,7 +55,6 @@ class Batch {
     context.positions = first(positions_);
     context.documents = first(documents_);
     context.token_types = first(token_types_);
-    context.num_sources = shape_.num_sources;
     return context;
   }
 

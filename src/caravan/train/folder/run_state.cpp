@@ -49,6 +49,7 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       origin_(std::move(origin)),
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
+  tokens_.classes = origin_.class_names;
   const ModelConfig config = model_config(recipe, tokenizer);
   UnitCosts costs;
   if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, config, mesh);
@@ -105,6 +106,7 @@ void RunState::start_from(const InitSource& source) {
   load_weights(*trained_->engine, trained_->model->config(), source);
   trained_->engine->state().bump_version();
   tokens_ = source.tokens;
+  tokens_.classes = origin_.class_names;
 }
 
 void RunState::read(const fs::path& folder, const TaskRows& rows) {

@@ -24,6 +24,7 @@ struct RunOrigin {
   std::string train_hash{};  ///< hash of the token files; see CheckpointInfo
   std::string validation_hash{};
   Numerics numerics{};
+  std::vector<std::string> class_names{};  ///< of data.task = "classify"
 };
 
 /// The model of `recipe` with the vocabulary of `tokenizer`, unless the recipe has one. Throws UsageError if that is

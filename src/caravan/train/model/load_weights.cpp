@@ -30,10 +30,18 @@ struct LoadedPiece {
   CheckpointPiece piece;
 };
 
-/// The pieces of the parameters that `source` has, or of all others.
-std::vector<LoadedPiece> pieces_of(Engine& engine, const InitSource& source, bool has = true) {
+/// Whether a parameter is of a head that tells other classes apart than the source, or none: it keeps its initial value.
+bool is_of_new_head(std::string_view name, const InitSource& source, const ModelConfig& model) {
+  if (!name.starts_with("head.") || source.model.classes == model.classes) return false;
+  return !name.starts_with("head.norm") || !model.arch.has_last_norm();
+}
+
+/// The pieces of the parameters that `source` has, or of all adapters.
+std::vector<LoadedPiece> pieces_of(Engine& engine, const ModelConfig& model, const InitSource& source,
+                                   bool has = true) {
   std::vector<LoadedPiece> pieces;
   for (Parameter* parameter : engine.model().parameters()) {
+    if (is_of_new_head(parameter->name(), source, model)) continue;
     const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
     if (is_there != has) continue;
     pieces.push_back({parameter, checkpoint_piece(parameter->whole_name(), *parameter, parameter->sharded().detach(),
@@ -74,11 +82,11 @@ void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource&
   CheckpointReader reader(source.folder);
   const MappedFile manifest(source.folder / kManifestName, "init_from");
   check_same(mesh, content_hash(manifest.bytes()));
-  const std::vector<LoadedPiece> pieces = pieces_of(engine, source);
+  const std::vector<LoadedPiece> pieces = pieces_of(engine, model, source);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
   for (const LoadedPiece& own : pieces) wanted.emplace_back(own.piece.name, shape_in(source, own.piece, model));
   for (const auto& [name, tensor] : reader.manifest().tensors) {
-    if (is_training_state(name)) wanted.emplace_back(name, tensor.shape);
+    if (is_training_state(name) || is_of_new_head(name, source, model)) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);
@@ -88,7 +96,7 @@ void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource&
 }
 
 /// Fills the pieces from a folder, each rank its own.
-void load_folder(Engine& engine, const InitSource& source) {
+void load_folder(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const Mesh& mesh = engine.mesh();
   std::optional<HuggingfaceFolder> folder;
   all_or_none(
@@ -98,7 +106,7 @@ void load_folder(Engine& engine, const InitSource& source) {
   check_same(mesh, folder->identity);
   ContentHasher hasher;
   const auto fill = [&] {
-    for (const LoadedPiece& own : pieces_of(engine, source)) {
+    for (const LoadedPiece& own : pieces_of(engine, model, source)) {
       if (own.piece.tensor.numel() == 0) continue;
       with_memory(engine, own, [&](const at::Tensor& to) {
         folder->weights.read(own.piece.name, own.piece.boxes, to);
@@ -132,12 +140,12 @@ void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTen
 void load_weights(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const at::NoGradGuard no_grad;
   if (source.is_huggingface) {
-    load_folder(engine, source);
+    load_folder(engine, model, source);
   } else {
     load_checkpoint(engine, model, source);
   }
   if (!source.adapter.empty()) {
-    fill(engine, pieces_of(engine, source, /*has=*/false), read_peft(source.adapter, model));
+    fill(engine, pieces_of(engine, model, source, /*has=*/false), read_peft(source.adapter, model));
   }
   engine.state().bump_version();
 }
