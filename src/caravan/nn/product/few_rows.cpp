@@ -20,10 +20,16 @@ constexpr int64_t ahead_of(int64_t stride) {
   return (stride > kLongRow ? 1 : 2) * kWeightRows * stride;
 }
 
+/// Which lines of the rows ahead are fetched meanwhile: every `step`-th, from `first` on.
+struct Fetches {
+  int64_t ahead = 0;  ///< elements; 0: none
+  int64_t first = 0, step = 1;
+};
+
 /// sums [kRows][kWeightRows] += the products of `count` elements, whole vectors, of kColumns rows of w and kRows of x.
 template <class T, int kColumns, int kRows>
-CARAVAN_INLINE void add_products(const T* const* w, const float* x, int64_t pitch, int64_t count, int64_t ahead,
-                                 float* memory) {
+CARAVAN_INLINE void add_products(const T* const* w, const float* x, int64_t pitch, int64_t count,
+                                 const Fetches& fetches, float* memory) {
   constexpr int64_t kOfLine = 64 / static_cast<int64_t>(sizeof(T));
   Row8 sums[kRows][kColumns], of_x[kRows], of_w;
 #pragma GCC unroll 8
@@ -31,10 +37,12 @@ CARAVAN_INLINE void add_products(const T* const* w, const float* x, int64_t pitc
 #pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) load_row(memory + r * kSumPitch + c * kRowStep, sums[r][c]);
   }
+  int64_t fetched = fetches.ahead > 0 ? fetches.first * kOfLine : count;
   for (int64_t line = 0; line < count; line += kOfLine) {
-    if (ahead > 0) {
+    if (line == fetched) {
 #pragma GCC unroll 8
-      for (int c = 0; c < kColumns; ++c) __builtin_prefetch(w[c] + line + ahead, /*rw=*/0, /*locality=*/2);
+      for (int c = 0; c < kColumns; ++c) __builtin_prefetch(w[c] + line + fetches.ahead, /*rw=*/0, /*locality=*/2);
+      fetched += fetches.step * kOfLine;
     }
     const int64_t end = count - line < kOfLine ? count : line + kOfLine;
     for (int64_t i = line; i < end; i += kRowStep) {
@@ -83,7 +91,7 @@ struct MultiplyFewRows {
     const int64_t ahead = ahead_of<T>(of.stride);
     const T* at[kWeightRows];
     for (int64_t c = 0; c < kWeightRows; ++c) at[c] = w[c] + from;
-    if (of.rows == 1) return add_products<T, kWeightRows, 1>(at, x, of.pitch, count, ahead, sums);
+    if (of.rows == 1) return add_products<T, kWeightRows, 1>(at, x, of.pitch, count, {ahead}, sums);
     if constexpr (std::is_same_v<T, float>) {
       add_rows(of, at, x, count, ahead, sums);
     } else {
@@ -110,9 +118,13 @@ struct MultiplyFewRows {
   CARAVAN_INLINE void add_rows(const Of& of, const float* const* w, const float* x, int64_t count, int64_t ahead,
                                float* sums) {
     constexpr int kColumns = 4;
+    // Together all passes fetch each line once: more at a time would wait for each other.
+    const int64_t passes = (of.rows + 2) / 3;
     for (int64_t c = 0; c < kWeightRows; c += kColumns) {
+      int64_t pass = 0;
       for (int64_t r = 0; r < of.rows;) {
-        const int64_t left = of.rows - r, fetched = r == 0 ? ahead : 0;
+        const int64_t left = of.rows - r;
+        const Fetches fetched{ahead, pass++, passes};
         const float* rows = x + r * of.pitch;
         float* to = sums + r * kSumPitch + c * kRowStep;
         if (left == 3 || left > 4) {
