@@ -1,7 +1,6 @@
 #include "caravan/generate/text_windows.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/ops/cat.h>
@@ -78,8 +77,7 @@ at::Tensor TextWindows::run(std::span<const Text> texts, int64_t last) {
   } else {
     context.positions = positions;
   }
-  std::optional<EachRowAlone> alone;
-  if (fresh <= KvCache::kMostQueries) alone.emplace();
+  const EachRowAlone alone;
   at::Tensor logits = model_.logits(ids, context, last);
   cache_.finish();
   for (const Text& text : texts) text.window->seen = text.ids.size();
