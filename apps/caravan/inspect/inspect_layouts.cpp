@@ -60,7 +60,7 @@ int inspect_layouts(const InspectArguments& arguments) {
   const StrategyChoice choice = strategy_choice(recipe, recipe.model, ranks.num_ranks);
   const Strategy strategy = make_strategy(choice, *model, mesh);
   fmt::print("{}, {} sequences of {} tokens in a micro-batch\n\n", mesh.where(), choice.sequences,
-             recipe.model.context);
+             recipe.model.row_length());
   print_aligned(parameter_lines(*model, strategy, mesh));
   if (strategy.plan != nullptr) fmt::print("\n{}\n", strategy.plan->to_string());
   return 0;

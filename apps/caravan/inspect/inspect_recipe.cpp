@@ -101,7 +101,7 @@ void print_facts(const Inspected& of, const MemoryPlan& memory) {
   const BatchPlan plan = plan_batch(recipe, of.num_ranks);
   ModelConfig model = recipe.model;
   const int64_t parameters = model.num_parameters();
-  const int64_t tokens = recipe.train.global_batch * model.context;
+  const int64_t tokens = recipe.train.global_batch * model.row_length();
   const auto steps = static_cast<double>(recipe.train.steps);
   const double flops = model.flops_per_token(model.context);
   const std::string hosts = of.ranks_per_host == 0              ? "a host for each"
@@ -111,7 +111,8 @@ void print_facts(const Inspected& of, const MemoryPlan& memory) {
   if (const std::string mesh = split_text(recipe, plan.dp); !mesh.empty()) print("axes", mesh);
   if (const std::string order = order_text(recipe, plan.dp); !order.empty()) print("order", order);
   print("sequences", plan.to_string() + (memory.is_chosen ? " (micro_batch chosen by memory)" : ""));
-  print("tokens per step", fmt::format("{} = {} x context {}", tokens, recipe.train.global_batch, model.context));
+  print("tokens per step", fmt::format("{} = {} x {} {}", tokens, recipe.train.global_batch,
+                                       model.has_encoder() ? "source and target" : "context", model.row_length()));
   print("tokens of the run", fmt::format("{:.0f}", static_cast<double>(tokens) * steps));
   print("vocabulary", fmt::format("{}{}", of.vocabulary.size, of.vocabulary.note));
   print("parameters", fmt::format("{}  ({})", parameters, format_count(static_cast<double>(parameters))));

@@ -24,11 +24,13 @@ std::vector<int> by_hand(const std::vector<int64_t>& layers_of_stage) {
 }  // namespace
 
 std::vector<double> unit_flops(const ModelConfig& model) {
+  // Of training on a token of a row; a frozen weight has no gradient.
+  const double factor = (model.lora.is_used() ? 2 : 3) / static_cast<double>(model.row_length());
   std::vector<double> flops{0};
   for (int64_t layer = 0; layer < model.layers; ++layer) {  // they may differ: windows, layers without experts
-    flops.push_back(model.forward_flops_of_layer(layer, model.context));
+    flops.push_back(factor * model.forward_flops_of_layer(layer, model.context));
   }
-  flops.push_back(model.forward_flops_of_head(model.context));
+  flops.push_back(factor * model.forward_flops_of_head(model.context));
   return flops;
 }
 
