@@ -124,9 +124,9 @@ struct ModelConfig {
 
   /// Number of parameters, adapters included; tied weights count once.
   int64_t num_parameters() const noexcept;
-  /// Model FLOPs of training on one token of a row whose text, or target, has `length` tokens, forward and backward (3 x
-  /// forward; 2 x where only adapters are trained). Counts matrix products only, attention without its causal mask, the head even if it is
-  /// tied, the experts that a token goes through, and no recomputation.
+  /// Model FLOPs of training on one token of a row whose text, or target, has `length` tokens, forward and backward (3
+  /// x forward; 2 x where only adapters are trained). Counts matrix products only, attention without its causal mask,
+  /// the head even if it is tied, the experts that a token goes through, and no recomputation.
   double flops_per_token(int64_t length) const noexcept;
   /// Those of the forward of a layer, and of the head, for a whole row.
   double forward_flops_of_layer(int64_t layer, int64_t length) const noexcept;

@@ -9,8 +9,8 @@
 namespace caravan {
 
 /// Biases of scores by buckets of distances: half of the buckets are of single distances, the others of ranges that
-/// grow up to `most`. A layer that sees a whole text has separate buckets for keys behind the query. (T5, Raffel et al.,
-/// arXiv 1910.10683.)
+/// grow up to `most`. A layer that sees a whole text has separate buckets for keys behind the query. (T5, Raffel et
+/// al., arXiv 1910.10683.)
 struct DistanceBuckets {
   Parameter* weight = nullptr;  ///< [buckets, heads]; null: none. Several layers share it
   int64_t most = 128;

@@ -17,8 +17,8 @@ namespace caravan {
 ///   {hidden [.., width], labels [..] int64} -> {loss}, a scalar, fp32 (fp64 for fp64); 0 if no token has a target
 ///   weight  [vocabulary, width], of the dtype of hidden: fp32, bf16 or fp64
 ///   bias    [vocabulary], added to the logits before they are capped; may be null
-///   grad    of hidden, weight and bias, if required: computed in forward, chunk by chunk. The gradient of weight is summed
-///           in fp32, in one buffer for all forwards in flight (see PendingGradient). Not differentiable twice.
+///   grad    of hidden, weight and bias, if required: computed in forward, chunk by chunk. The gradient of weight is
+///           summed in fp32, in one buffer for all forwards in flight (see PendingGradient). Not differentiable twice.
 ///   throws  DataError for a label that is neither a row of weight nor kIgnoredLabel; ShapeError for shapes or dtypes
 ///           that do not match; UsageError, in backward, for an incoming gradient other than 1
 class CrossEntropy final : public Module {

@@ -30,7 +30,8 @@ struct LoadedPiece {
   CheckpointPiece piece;
 };
 
-/// Whether a parameter is of a head that tells other classes apart than the source, or none: it keeps its initial value.
+/// Whether a parameter is of a head that tells other classes apart than the source, or none: it keeps its initial
+/// value.
 bool is_of_new_head(std::string_view name, const InitSource& source, const ModelConfig& model) {
   if (!name.starts_with("head.") || source.model.classes == model.classes) return false;
   return !name.starts_with("head.norm") || !model.arch.has_last_norm();
