@@ -54,8 +54,8 @@ class BeamSearch {
   bool is_done_ = false;
 };
 
-/// The best continuation of `ids`, with the `source` of a model with an encoder, without its end token. Every rank of the model calls it. Throws
-/// UsageError if ids and tokens exceed the context.
+/// The best continuation of `ids`, with the `source` of a model with an encoder, without its end token. Every rank of
+/// the model calls it. Throws UsageError if ids and tokens exceed the context.
 BeamSearch::Beam search_beams(TextWindows& windows, const std::vector<int64_t>& source, const std::vector<int64_t>& ids,
                               const BeamSearch::Options& options, double repetition_penalty);
 

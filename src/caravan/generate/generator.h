@@ -72,14 +72,15 @@ struct GeneratorOptions {
   void validate() const;
 };
 
-/// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context, or that of its sources.
-/// `where`: its file.
+/// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context, or that of its
+/// sources. `where`: its file.
 void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, const ModelConfig& config,
                   std::string_view where = "");
 
 /// Continues prompts. An empty one begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's
-/// end-of-text token. With an encoder, the prompt is the source, and the text is a target of up to the context's tokens,
-/// which begins with `tokens.decoder_start`, else the pad token. While it lives, nothing else may run the model.
+/// end-of-text token. With an encoder, the prompt is the source, and the text is a target of up to the context's
+/// tokens, which begins with `tokens.decoder_start`, else the pad token. While it lives, nothing else may run the
+/// model.
 ///
 /// A text depends on model, prompt and options alone. On the CPU each has the bits that it has alone, where a sum over
 /// ranks does not depend on the number of rows (2 ranks); in fp64 and where the model adds several rows at once, a

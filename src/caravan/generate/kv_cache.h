@@ -15,9 +15,9 @@ namespace caravan {
 /// Keys and values of the positions of some sequences, for generation: in blocks, which a sequence takes as it grows
 /// and shares with those forked from it. While it lives, every AttentionCore of self-attention ("attention.core")
 /// appends those of new positions to the sequences of the pass, and each query sees those of its own sequence. Cross
-/// attention keeps the keys and values of a sequence's source, which its first pass has (ForwardContext::sources). Up to
-/// kMostQueries queries of a sequence are computed each as it would be alone, bit for bit (attention_to_cache). On the
-/// CPU, under no_grad.
+/// attention keeps the keys and values of a sequence's source, which its first pass has (ForwardContext::sources). Up
+/// to kMostQueries queries of a sequence are computed each as it would be alone, bit for bit (attention_to_cache). On
+/// the CPU, under no_grad.
 class KvCache {
  public:
   using Sequence = int64_t;

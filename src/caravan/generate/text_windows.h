@@ -43,9 +43,8 @@ class TextWindows {
   /// How many further ids stay within the window.
   int64_t room(const Window& window, size_t num_ids) const;
   /// Lets the model see the fresh ids, of which each text has as many, and returns the logits after the `last` last of
-  /// them: [texts, last, vocabulary], undefined on a rank that does not hold them. One that needs its source is alone. Up
-  /// to KvCache::kMostQueries fresh
-  /// ids give a text the same bits alone, with others, and in several passes.
+  /// them: [texts, last, vocabulary], undefined on a rank that does not hold them. One that needs its source is alone.
+  /// Up to KvCache::kMostQueries fresh ids give a text the same bits alone, with others, and in several passes.
   at::Tensor run(std::span<const Text> texts, int64_t last = 1);
   /// How many texts a pass may have.
   int64_t most_texts(int64_t fresh) const;

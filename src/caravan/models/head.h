@@ -33,8 +33,8 @@ class Logits final : public Layer {
 /// stream:
 ///
 ///   a language model   the last norm ("norm"), of models that have one
-///   masked tokens      "transform", the activation, "norm"; the projection has a bias (Devlin et al., arXiv 1810.04805)
-///   classes            of a decoder: "norm"; else tanh of "transform", and a bias (the same)
+///   masked tokens      "transform", the activation, "norm"; the projection has a bias (BERT, arXiv 1810.04805)
+///   classes            of a decoder: "norm"; else tanh of "transform", and a bias (BERT)
 ///
 /// {stream} -> {logits [.., vocabulary]}, from the child "logits"; {stream, labels} -> {loss}, a scalar, from the child
 /// "loss". Both share one weight. Of labels of rows with a source, those of the target count.

@@ -24,9 +24,9 @@ namespace caravan {
 ///
 /// Of a cross attention, q is of the target and k, v of the source, in order and whole; a query sees all keys.
 ///
-/// With context.documents, those of the keys, a query sees only keys of its own document; of a cross attention, they are
-/// those of the queries, and the keys have context.source_documents. Throws ShapeError naming the module if the keys are
-/// only a piece of the sequence.
+/// With context.documents, those of the keys, a query sees only keys of its own document; of a cross attention, they
+/// are those of the queries, and the keys have context.source_documents. Throws ShapeError naming the module if the
+/// keys are only a piece of the sequence.
 class AttentionCore final : public Module {
  public:
   struct Options {
@@ -72,10 +72,10 @@ class AttentionCore final : public Module {
   DistanceBuckets buckets_;
 };
 
-/// Self-attention, {x} -> {y}, or cross attention, {x of the target, states of the encoder} -> {y}. Query, key and value
-/// have separate weights, which may be split on dim 0 by whole heads; the number of local heads follows from their
-/// outputs. Queries and keys may pass through norms (QkNorm), and are rotated by their positions where the layer has a
-/// table of angles.
+/// Self-attention, {x} -> {y}, or cross attention, {x of the target, states of the encoder} -> {y}. Query, key and
+/// value have separate weights, which may be split on dim 0 by whole heads; the number of local heads follows from
+/// their outputs. Queries and keys may pass through norms (QkNorm), and are rotated by their positions where the layer
+/// has a table of angles.
 class Attention final : public Module {
  public:
   /// What layers of a model share.
