@@ -238,9 +238,9 @@ TEST_F(ModelsTest, GenerateAndImportRefuse) {
   refused({"generate", source, "--prompt", "\xff"}, 3, "is not UTF-8");
   refused({"import", path("nothere")}, 3, "nothere/config.json");
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
-  file("run/huggingface/config.json", R"({"model_type": "bert"})");
+  file("run/huggingface/config.json", R"({"model_type": "roberta"})");
   refused({"import", path("run/huggingface")}, 3,
-          "model_type: is 'bert'; the supported types are gpt2, llama, mistral, ");
+          "model_type: is 'roberta'; the supported types are gpt2, llama, mistral, ");
   std::filesystem::remove(path("run/tokenizer.json"));
   refused({"generate", source}, 3, "run/tokenizer.json: cannot be opened");
 }

@@ -86,5 +86,35 @@ TEST(BpeTrainer, RefusesAVocabularyWithoutRoomForBytes) {
   EXPECT_THROW(train_bpe(bad, 300), DataError);
 }
 
+/// The special tokens of a task: of ids of their own, around texts, and never made of plain text.
+TEST(BpeTrainer, TrainsWithSpecialTokens) {
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += "[MASK] the whale [CLS] and the sea <pad> ";
+  const std::vector<std::string_view> texts{text};
+  const BpeTrainerOptions options{.more_special = {"[PAD]", "[CLS]", "[SEP]", "[MASK]"}};
+  const Tokenizer tokenizer = train_bpe(texts, 300, options);
+  EXPECT_EQ(tokenizer.end_of_text(), 256);
+  EXPECT_EQ(tokenizer.pad_token(), 257);
+  EXPECT_EQ(tokenizer.cls_token(), 258);
+  EXPECT_EQ(tokenizer.sep_token(), 259);
+  EXPECT_EQ(tokenizer.mask_token(), 260);
+  const Encoding pair = tokenizer.encode_pair("sea", "sea");
+  const std::vector<int32_t> sea = tokenizer.encode("sea");
+  std::vector<int32_t> wanted{258}, types(sea.size() + 2, 0);
+  for (int part = 0; part < 2; ++part) {
+    wanted.insert(wanted.end(), sea.begin(), sea.end());
+    wanted.push_back(259);
+  }
+  types.resize(wanted.size(), 1);
+  EXPECT_EQ(pair.ids, wanted);
+  EXPECT_EQ(pair.type_ids, types);
+  EXPECT_EQ(tokenizer.decode(pair.ids, /*skip_special_tokens=*/true), "seasea");
+  // One that none asked for is plain text, and so is "[MASK" without its end.
+  EXPECT_GT(tokenizer.encode("<pad>").size(), 0);
+  for (const int32_t id : tokenizer.encode("[MASK <pad>")) EXPECT_FALSE(tokenizer.is_special(id));
+  EXPECT_EQ(train_bpe(texts, 300, {}).mask_token(), std::nullopt);
+  EXPECT_THROW(train_bpe(texts, 260, options), UsageError);
+}
+
 }  // namespace
 }  // namespace caravan::bpe_trainer_test

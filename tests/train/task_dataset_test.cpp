@@ -153,7 +153,7 @@ TEST_F(TaskDataset, MaskedRowsFollowTheKeys) {
   const std::string bert = "data.tokenizer=\"" + (folder / "bert" / "tokenizer.json").string() + "\"";
   write_file(folder / "book.txt", std::string(read_file(book_path())).substr(0, 20'000));
   const auto targets = [&](const std::vector<std::string>& set) {
-    std::vector<std::string> all{"data.task=masked", "data.text=book.txt", bert};
+    std::vector<std::string> all{"data.task=masked", "model.causal=false", "data.text=book.txt", bert};
     all.insert(all.end(), set.begin(), set.end());
     const auto opened = open(all, {.context = 40});
     EXPECT_EQ(opened->rows->shape().length, 40);
@@ -164,7 +164,7 @@ TEST_F(TaskDataset, MaskedRowsFollowTheKeys) {
   EXPECT_EQ(targets({"data.mask_rate=0.3"}).first, 120);
   EXPECT_NE(targets({"data.whole_words=true"}).second, targets({}).second);
   EXPECT_THAT(message_of<UsageError>([&] {
-                open({"data.task=masked", "data.text=text.txt"});
+                open({"data.task=masked", "model.causal=false", "data.text=text.txt"});
               }),
               HasSubstr("mask token"));
 }
@@ -173,7 +173,8 @@ TEST_F(TaskDataset, MaskedRowsFollowTheKeys) {
 TEST_F(TaskDataset, MaskedTextsMayBeStreamed) {
   const std::string bert = "data.tokenizer=\"" + (folder / "bert" / "tokenizer.json").string() + "\"";
   write_file(folder / "book.txt", std::string(read_file(book_path())).substr(0, 20'000));
-  const auto opened = open({"data.task=masked", "data.text=book.txt", bert, "data.streaming=true"}, {.context = 40});
+  const auto opened = open(
+      {"data.task=masked", "model.causal=false", "data.text=book.txt", bert, "data.streaming=true"}, {.context = 40});
   EXPECT_FALSE(opened->rows->is_ready(10));
   EXPECT_EQ(opened->rows->prepare(0, 10).size(), 1U);
   EXPECT_TRUE(opened->rows->is_ready(10));
@@ -217,9 +218,10 @@ TEST_F(TaskDataset, KeysOfOtherTasksAreRefused) {
     const std::string name = "data." + key.substr(0, key.find('='));
     EXPECT_THAT(refused({"data.task=" + task, "data." + key}), AllOf(HasSubstr(name), HasSubstr("with data.task = ")));
   }
-  EXPECT_THAT(refused({"data.task=masked", "data.mask_rate=0"}), HasSubstr("data.mask_rate"));
+  EXPECT_THAT(refused({"data.task=masked", "model.causal=false", "data.mask_rate=0"}), HasSubstr("data.mask_rate"));
   EXPECT_THAT(refused({"data.task=spans", "data.span_length=0.5"}), HasSubstr("data.span_length"));
-  EXPECT_THAT(to_toml(parse_recipe("", "test", {"data.task=masked"})), HasSubstr("mask_rate = 0.15"));
+  EXPECT_THAT(to_toml(parse_recipe("", "test", {"data.task=masked", "model.causal=false"})),
+              HasSubstr("mask_rate = 0.15"));
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ struct Candidate {
 /// The words as sequences of ids, and for each adjacent pair its count and the words that contain it.
 class BpeTrainer {
  public:
-  BpeTrainer(const WordCounter& counter, std::string_view special, WrittenTokenizer& out)
+  BpeTrainer(const WordCounter& counter, const std::vector<std::string>& special, WrittenTokenizer& out)
       : counts_(counter.counts()), special_(special), out_(out) {
     std::array<int32_t, 256> byte_ids{};
     for (int32_t id = 0; id < 256; ++id) {
@@ -86,9 +86,9 @@ class BpeTrainer {
       out_.tokens.emplace_back(1, static_cast<char>(ByteAlphabet::instance().order()[static_cast<size_t>(id)]));
       ids_by_bytes_.emplace(out_.tokens.back(), id);
     }
-    if (!special_.empty()) {
-      out_.special_id = static_cast<int32_t>(out_.tokens.size());
-      out_.tokens.emplace_back(special_);
+    for (const std::string& token : special_) {
+      out_.special_ids.push_back(static_cast<int32_t>(out_.tokens.size()));
+      out_.tokens.push_back(token);
     }
     for (const std::string_view word : counter.words()) {
       std::vector<int32_t>& ids = words_.emplace_back();
@@ -145,7 +145,7 @@ class BpeTrainer {
   void merge(Pair pair) {
     const std::string bytes =
         out_.tokens[static_cast<size_t>(pair.left)] + out_.tokens[static_cast<size_t>(pair.right)];
-    if (bytes == special_) {  // plain text must never produce the special token
+    if (std::ranges::find(special_, bytes) != special_.end()) {  // plain text must never produce a special token
       pairs_.erase(pair);
       return;
     }
@@ -185,7 +185,7 @@ class BpeTrainer {
   }
 
   const std::vector<int64_t>& counts_;
-  std::string_view special_;
+  const std::vector<std::string>& special_;
   WrittenTokenizer& out_;
   std::vector<std::vector<int32_t>> words_;
   std::unordered_map<std::string, int32_t> ids_by_bytes_;
@@ -198,13 +198,17 @@ class BpeTrainer {
 
 Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_size, const BpeTrainerOptions& options,
                     DataObserver& observer) {
-  const int64_t least = options.end_of_text.empty() ? 256 : 257;
+  std::vector<std::string> special;
+  if (!options.end_of_text.empty()) special.push_back(options.end_of_text);
+  special.insert(special.end(), options.more_special.begin(), options.more_special.end());
+  const int64_t least = 256 + std::ssize(special);
   if (vocab_size < least) {
-    throw UsageError(
-        {.op = "tokenizer",
-         .subject = fmt::format("a vocabulary of {} tokens", vocab_size),
-         .fact = fmt::format("is too small for the 256 bytes{}", least == 256 ? "" : " and the end-of-text token"),
-         .action = fmt::format("use at least {}", least)});
+    const std::string others =
+        special.size() > 1 ? fmt::format(" and {} special tokens", special.size()) : " and the end-of-text token";
+    throw UsageError({.op = "tokenizer",
+                      .subject = fmt::format("a vocabulary of {} tokens", vocab_size),
+                      .fact = fmt::format("is too small for the 256 bytes{}", special.empty() ? "" : others),
+                      .action = fmt::format("use at least {}", least)});
   }
   observer.begin("training the tokenizer", num_bytes(documents));
   WordCounter counter(observer);
@@ -217,7 +221,14 @@ Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_s
     counter.report();
   }
   WrittenTokenizer out;
-  BpeTrainer(counter, options.end_of_text, out).run(vocab_size, options.min_frequency, observer);
+  BpeTrainer(counter, special, out).run(vocab_size, options.min_frequency, observer);
+  const auto id_of = [&](std::string_view token) -> std::optional<int32_t> {
+    const auto found = std::ranges::find(special, token);
+    if (found == special.end()) return std::nullopt;
+    return out.special_ids[static_cast<size_t>(found - special.begin())];
+  };
+  const auto begin = id_of("[CLS]"), end = id_of("[SEP]");
+  if (begin && end) out.around = {*begin, *end};
   return Tokenizer::from_json(write_tokenizer_json(out), "the trained tokenizer");
 }
 

@@ -58,10 +58,11 @@ Regex read_pattern(const JsonReader& json);
 std::string read_character(const JsonReader& json);
 
 struct WrittenTokenizer {
-  std::vector<std::string> tokens;  ///< by id, as bytes; the special token as text
+  std::vector<std::string> tokens;  ///< by id, as bytes; special tokens as text
   std::vector<MergeTable::Merge> merges;
-  std::optional<int32_t> special_id;  ///< of tokens
-  bool cuts_words = true;             ///< splits by GPT-2's pattern; else a text is one word
+  std::vector<int32_t> special_ids{};                   ///< of tokens
+  std::optional<std::pair<int32_t, int32_t>> around{};  ///< special tokens before and after a text, and each of a pair
+  bool cuts_words = true;                               ///< splits by GPT-2's pattern; else a text is one word
 };
 /// A tokenizer.json that `tokenizers` and `transformers` load.
 std::string write_tokenizer_json(const WrittenTokenizer& tokenizer);

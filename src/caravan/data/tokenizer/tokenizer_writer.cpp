@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "caravan/data/tokenizer/byte_alphabet.h"
@@ -5,11 +7,41 @@
 
 namespace caravan {
 
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// [CLS] $A [SEP], and [CLS] $A [SEP] $B:1 [SEP]:1.
+Json template_of(const WrittenTokenizer& tokenizer) {
+  if (!tokenizer.around) return nullptr;
+  const auto text_of = [&](int32_t id) { return tokenizer.tokens[static_cast<size_t>(id)]; };
+  const std::string begin = text_of(tokenizer.around->first), end = text_of(tokenizer.around->second);
+  const auto token = [](const std::string& text, int type) {
+    return Json{{"SpecialToken", {{"id", text}, {"type_id", type}}}};
+  };
+  const auto sequence = [](const char* name, int type) {
+    return Json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  const auto about = [](const std::string& text, int32_t id) {
+    return Json{{"id", text}, {"ids", {id}}, {"tokens", {text}}};
+  };
+  const Json single = Json::array({token(begin, 0), sequence("A", 0), token(end, 0)});
+  Json pair = single;
+  pair.push_back(sequence("B", 1));
+  pair.push_back(token(end, 1));
+  return {{"type", "TemplateProcessing"},
+          {"single", single},
+          {"pair", pair},
+          {"special_tokens",
+           {{begin, about(begin, tokenizer.around->first)}, {end, about(end, tokenizer.around->second)}}}};
+}
+
+}  // namespace
+
 std::string write_tokenizer_json(const WrittenTokenizer& tokenizer) {
-  using Json = nlohmann::ordered_json;
   const ByteAlphabet& alphabet = ByteAlphabet::instance();
   const auto is_special = [&](size_t id) {
-    return tokenizer.special_id && static_cast<size_t>(*tokenizer.special_id) == id;
+    return std::ranges::find(tokenizer.special_ids, static_cast<int32_t>(id)) != tokenizer.special_ids.end();
   };
   std::vector<std::string> texts(tokenizer.tokens.size());
   Json::object_t vocabulary;
@@ -24,9 +56,9 @@ std::string write_tokenizer_json(const WrittenTokenizer& tokenizer) {
     merges.push_back({texts[static_cast<size_t>(merge.left)], texts[static_cast<size_t>(merge.right)]});
   }
   Json added = Json::array();
-  if (tokenizer.special_id) {
-    added.push_back({{"id", *tokenizer.special_id},
-                     {"content", tokenizer.tokens[static_cast<size_t>(*tokenizer.special_id)]},
+  for (const int32_t id : tokenizer.special_ids) {
+    added.push_back({{"id", id},
+                     {"content", tokenizer.tokens[static_cast<size_t>(id)]},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
@@ -44,7 +76,7 @@ std::string write_tokenizer_json(const WrittenTokenizer& tokenizer) {
                          {"added_tokens", added},
                          {"normalizer", nullptr},
                          {"pre_tokenizer", pre_tokenizer},
-                         {"post_processor", nullptr},
+                         {"post_processor", template_of(tokenizer)},
                          {"decoder", decoder},
                          {"model",
                           {{"type", "BPE"},

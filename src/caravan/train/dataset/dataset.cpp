@@ -22,11 +22,23 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kTrainerVersion = 1;  ///< increment when train_bpe produces different tokens for the same text
 
-fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64_t vocabulary, const fs::path& cache,
+/// The special tokens of a tokenizer that is trained for a task, besides the end of a text.
+std::vector<std::string> special_tokens_for(const TaskChoice& task) {
+  constexpr int kSentinels = 100;  // as T5 has
+  if (task.kind == "masked" || task.kind == "classify") return {"[PAD]", "[CLS]", "[SEP]", "[MASK]"};
+  if (task.kind == "next") return {};
+  std::vector<std::string> tokens{"<pad>"};
+  for (int i = 0; task.kind == "spans" && i < kSentinels; ++i) tokens.push_back(fmt::format("<extra_id_{}>", i));
+  return tokens;
+}
+
+fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64_t vocabulary,
+                                const std::vector<std::string>& special, const fs::path& cache,
                                 DataObserver& observer) {
   ContentHasher hasher;
   hasher.update(kTrainerVersion);
   hasher.update(static_cast<uint64_t>(vocabulary));
+  for (const std::string& token : special) hasher.update(token);
   SecondPass hashing(observer);
   for (const std::string_view part : text) {
     hasher.update(static_cast<uint64_t>(part.size()));
@@ -35,9 +47,10 @@ fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64
   return cache / ("tokenizer-" + hasher.value().hex() + ".json");
 }
 
-Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, int64_t vocabulary, const fs::path& cache,
+Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, const Recipe::Data& data, const fs::path& cache,
                             DataObserver& observer) {
-  const fs::path path = trained_tokenizer_path(text, vocabulary, cache, observer);
+  const std::vector<std::string> special = special_tokens_for(data.task);
+  const fs::path path = trained_tokenizer_path(text, data.trained_vocabulary, special, cache, observer);
   std::optional<Tokenizer> tokenizer;
   const auto find = [&] {
     const auto use = use_cache_file(path);
@@ -50,7 +63,7 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, int64_t v
     return tokenizer.has_value();
   };
   const auto build = [&] {
-    tokenizer = train_bpe(text, vocabulary, {}, observer);
+    tokenizer = train_bpe(text, data.trained_vocabulary, {.more_special = special}, observer);
     tokenizer->save(path);
   };
   find_or_build(path, find, build, observer);
@@ -253,9 +266,8 @@ std::vector<TrainPaths> train_paths(const Recipe::Data& data) {
 Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                          const std::vector<std::string_view>& text, DataObserver& observer) {
   Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
-                        : data.tokenizer.empty()
-                            ? trained_tokenizer(text, data.trained_vocabulary, folders.cache, observer)
-                            : Tokenizer::load(find_file(data.tokenizer, folders));
+                        : data.tokenizer.empty()  ? trained_tokenizer(text, data, folders.cache, observer)
+                                                  : Tokenizer::load(find_file(data.tokenizer, folders));
   if (data.packs_documents() && !data.has_chats() && !tokenizer.end_of_text()) {
     throw UsageError({"data", "data.pack",
                       "documents are separated by an end-of-text token, and the tokenizer has none", "",
