@@ -39,6 +39,7 @@ class TaskRuns : public ::testing::TestWithParam<std::string> {
                {"data.tokenizer=\"" + (runs_ / "bert/tokenizer.json").string() + "\"", "data.task=" + GetParam(),
                 "data.text=" + (runs_ / (has_records ? "records.jsonl" : "text.txt")).string(), "model.dropout=0",
                 "data.validation_fraction=0.3"});
+    if (GetParam() == "masked") set.insert(set.begin(), "model.causal=false");
     return runs_.recipe(Architecture::llama(), dir, set);
   }
   TrainOptions options(const std::string& dir, const std::vector<std::string>& set) const {

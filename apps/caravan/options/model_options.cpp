@@ -17,22 +17,9 @@ CLI::Validator whole_number(int least) {
           "", "whole number"};
 }
 
-}  // namespace
-
-void add_generate(CLI::App& app, CommandLine& line) {
-  GenerateArguments& generate = line.generate;
-  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
-  command->add_option("source", generate.source,
-                      "a run, a checkpoint or a Hugging Face folder; default: the newest run");
-  CLI::Option* prompt =
-      command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
-  command
-      ->add_option("--prompts", generate.prompts,
-                   "a file of texts to continue: one a line, or, in a .jsonl file, the field \"prompt\" of each line")
-      ->check(not_empty())
-      ->excludes(prompt);
-  command->add_option("--samples", generate.samples, "number of continuations of each prompt");
-  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+/// How a token is chosen, and what ends a text.
+void add_sampling(CLI::App& app, GenerateArguments& generate) {
+  CLI::App* command = &app;
   command->add_option("--temperature", generate.temperature, "sampling temperature; 0: always the most likely token");
   command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
   command->add_option("--top-p", generate.top_p,
@@ -58,6 +45,25 @@ void add_generate(CLI::App& app, CommandLine& line) {
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->check(not_empty());
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, CommandLine& line) {
+  GenerateArguments& generate = line.generate;
+  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
+  command->add_option("source", generate.source,
+                      "a run, a checkpoint or a Hugging Face folder; default: the newest run");
+  CLI::Option* prompt =
+      command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
+  command
+      ->add_option("--prompts", generate.prompts,
+                   "a file of texts to continue: one a line, or, in a .jsonl file, the field \"prompt\" of each line")
+      ->check(not_empty())
+      ->excludes(prompt);
+  command->add_option("--samples", generate.samples, "number of continuations of each prompt");
+  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+  add_sampling(*command, generate);
   command->add_option("--seed", generate.seed, "seed of the sampling")->check(whole_number(0));
   command->add_flag("--json", generate.json, "print one JSON object per continuation");
   command->add_flag("--truncate", generate.truncate,

@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 /// feed_forward_proj: "relu", or "gated-gelu", whose GELU is that of gelu_new.
 ConfigColumn t5_feed() {
-  constexpr const char* kKey = "feed_forward_proj";
+  static constexpr const char* kKey = "feed_forward_proj";
   return {[](const ConfigReader& in, ModelConfig& config) {
             const std::string name = in.text_or(kKey, "relu");
             config.arch.is_gated = name.starts_with("gated-");
