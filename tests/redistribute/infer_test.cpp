@@ -246,6 +246,19 @@ TEST(Infer, WholeLayoutsOfTheTensorTechniques) {
             Layout({{"a", shard(0)}, {"b", shard(2)}, {"c", kP}}));
 }
 
+/// Heads of queries, and fewer of keys, under one label.
+TEST(Infer, UnevenPartsOfHeadsAreTheSameFractions) {
+  const auto cut = [](std::vector<int64_t> sizes) { return Placement(Shard{.dim = 2, .sizes = std::move(sizes)}); };
+  const OpType attention{"bsnw,btnw,btnw->bsnw", "tw", {{2}}};
+  const auto out = [&](const Placement& q, const Placement& k, const Placement& v) {
+    return infer(attention, std::vector<Operand>{{q}, {k}, {v}});
+  };
+  EXPECT_EQ(out(cut({6, 3}), cut({2, 1}), cut({2, 1})), cut({6, 3}));
+  EXPECT_TRUE(is_refused([&] { out(cut({6, 3}), cut({1, 2}), cut({1, 2})); }));
+  EXPECT_TRUE(is_refused([&] { out(cut({6, 3}), cut({2, 1}), shard(2)); }));
+  EXPECT_TRUE(is_refused([&] { out(cut({6, 3}), cut({2, 1, 1}), cut({2, 1, 1})); }));
+}
+
 TEST(Infer, BlockedShardsFitOnlyIfTheyHaveTheSameBlocks) {
   const auto blocked = [](int dim, int blocks) { return Placement(Shard{.dim = dim, .blocks = blocks}); };
   const OpType linear{"bsk,nk->bsn", "", kProduct};

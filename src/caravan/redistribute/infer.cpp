@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -10,6 +11,21 @@
 
 namespace caravan {
 namespace {
+
+/// Equal cuts, or cuts into the same fractions: labels of different extents are heads of queries and of keys, of which
+/// equal parts, without sizes, are the same cut too.
+bool are_same(const Cut& a, const Cut& b) {
+  if (a == b) return true;
+  Cut scaled = b;
+  scaled.sizes = a.sizes;
+  if (!(a == scaled) || a.sizes.size() != b.sizes.size()) return false;
+  const int64_t all_of_a = std::accumulate(a.sizes.begin(), a.sizes.end(), int64_t{0});
+  const int64_t all_of_b = std::accumulate(b.sizes.begin(), b.sizes.end(), int64_t{0});
+  for (size_t i = 0; i < a.sizes.size(); ++i) {
+    if (a.sizes[i] * all_of_b != b.sizes[i] * all_of_a) return false;
+  }
+  return true;
+}
 
 /// The rule on one axis.
 class Rule {
@@ -169,7 +185,7 @@ class Rule {
       refuse(fmt::format("the axis shards '{}' in {} and '{}' in {}", cuts_[a].label, name(a), cuts_[b].label, name(b)),
              fmt::format("redistribute operand {} {} -> R first", b, at(b).to_string()));
     }
-    if (cuts_[a] == cuts_[b]) return;
+    if (are_same(cuts_[a], cuts_[b])) return;
     Shard same{at(b).dim(), at(a).sizes(), at(a).owner(), -1, at(a).blocks()};
     refuse(fmt::format("'{}' is split differently in {} and {}", cuts_[a].label, name(a), name(b)),
            fmt::format("redistribute operand {} {} -> {} first", b, at(b).to_string(),

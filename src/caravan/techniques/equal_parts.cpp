@@ -12,7 +12,11 @@ namespace caravan {
 namespace {
 
 std::string wrong_with_parts(const ModelConfig& config, int64_t degree) {
-  if (config.heads % degree != 0) return fmt::format("{} ranks cannot share {} heads equally", degree, config.heads);
+  if (config.heads % degree != 0 && config.num_kv_heads() < degree) {
+    return config.num_kv_heads() == config.heads ? fmt::format("{} ranks share {} heads", degree, config.heads)
+                                                 : fmt::format("{} ranks cannot share {} heads of {} groups", degree,
+                                                               config.heads, config.num_kv_heads());
+  }
   const int64_t hidden = std::min(config.hidden_width(), config.dense_width());
   if (hidden < degree) return fmt::format("{} ranks share an MLP of {} features", degree, hidden);
   if (config.arch.qk_norm == QkNorm::whole && config.num_kv_heads() % degree != 0) {

@@ -72,10 +72,9 @@ std::vector<std::string> attentions(const ModelConfig& config) {
 
 std::vector<std::string> stream_norms(const ModelConfig& config) {
   std::vector<std::string> patterns;
-  const bool has_last = config.arch.has_last_norm();
-  if (has_last || (config.has_transform() && config.classes == 0)) patterns.emplace_back("head.norm");
+  if (config.has_head_norm()) patterns.emplace_back("head.norm");
   if (config.arch.embedding_norm) patterns.emplace_back("embedding.norm");
-  if (config.has_encoder() && has_last) patterns.emplace_back("blocks.*.output_norm");
+  if (config.has_encoder() && config.arch.has_last_norm()) patterns.emplace_back("blocks.*.output_norm");
   std::vector<std::string> branches{"attention", "mlp"};
   if (config.has_encoder()) branches.emplace_back("cross");
   for (const std::string& branch : branches) {
@@ -156,7 +155,7 @@ void add_norms(Plan& plan, const ModelConfig& config, const MeshAxis& feature, c
 
 void add_words(Plan& plan, const ModelConfig& config, const MeshAxis& vocabulary, const GridWords& words) {
   const WordParts parts = word_parts(config, vocabulary);
-  const bool is_tied = config.tie_embeddings;
+  const bool is_tied = config.ties_head();
   plan.rows.push_back({.pattern = "embedding", .inputs = {words.ids}});
   plan.rows.push_back(
       {.pattern = "embedding.token",

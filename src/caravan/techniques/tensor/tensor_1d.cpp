@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -42,6 +43,28 @@ struct Axes {
   }
 };
 
+/// Parts of a layer's weights that are as equal as whole groups of heads allow: a rank with fewer heads has more
+/// features of the MLP.
+struct Parts {
+  std::vector<int64_t> groups{};    ///< of heads that share keys
+  std::vector<int64_t> features{};  ///< of the MLP
+
+  Parts(const ModelConfig& config, int64_t ranks)
+      : groups(parts_of(config.num_kv_heads(), ranks)), features(static_cast<size_t>(ranks)) {
+    const int64_t hidden = config.hidden_width();
+    const int64_t rows_of_group = 2 * (config.heads / config.num_kv_heads() + 1) * config.head_width();
+    const int64_t rows_of_feature = config.arch.is_gated ? 3 : 2;
+    const int64_t rows = rows_of_group * config.num_kv_heads() + rows_of_feature * hidden;
+    int64_t rest = hidden - ranks;  // every rank has one
+    for (size_t rank = 0; rank < groups.size(); ++rank) {
+      const int64_t wanted = (rows / ranks - rows_of_group * groups[rank]) / rows_of_feature;
+      features[rank] = 1 + std::clamp<int64_t>(wanted - 1, 0, rest);
+      rest -= features[rank] - 1;
+    }
+    features.back() += rest;
+  }
+};
+
 /// A table of rows for one model.
 class Table {
  public:
@@ -50,7 +73,9 @@ class Table {
         mesh_(mesh),
         axes_(std::move(axes)),
         stream_(axes_.on(splits_sequence ? Placement(Shard{1}) : Placement(Invariant{}))),
-        splits_sequence_(splits_sequence) {}
+        splits_sequence_(splits_sequence) {
+    if (config.heads % axes_.whole.size() != 0) uneven_.emplace(config, axes_.whole.size());
+  }
 
   Plan plan() {
     plan_.name = splits_sequence_ ? "tensor_1d with sequence" : "tensor_1d";
@@ -65,6 +90,19 @@ class Table {
 
  private:
   void add(Plan::Row row) { plan_.rows.push_back(std::move(row)); }
+
+  /// Splits `rows` of dim `dim`, equally many of each group of heads, by groups.
+  Layout of_heads(int dim, int64_t rows) const {
+    if (!uneven_) return axes_.on(Shard{dim});
+    std::vector<int64_t> sizes = uneven_->groups;
+    for (int64_t& size : sizes) size *= rows / config_.num_kv_heads();
+    return axes_.on(Shard{dim, std::move(sizes)});
+  }
+  /// Splits dim `dim`, the features of an MLP of that width.
+  Layout of_features(int dim, int64_t hidden) const {
+    const bool is_balanced = uneven_ && !config_.moe.is_used();
+    return is_balanced ? axes_.on(Shard{dim, uneven_->features}) : axes_.shard(dim, hidden);
+  }
 
   /// [out, in] split by its rows: the layer's output.
   void add_columns(const std::string& pattern, const Layout& rows, bool has_bias) {
@@ -95,17 +133,17 @@ class Table {
     add({.pattern = pattern,
          .inputs = is_cross ? std::vector<std::optional<Layout>>{replicate_, replicate_}
                             : std::vector<std::optional<Layout>>{replicate_}});
-    add_columns(pattern + ".query", axes_.on(Shard{0}), config_.arch.qkv_bias);
-    const bool is_shared = config_.num_kv_heads() % axes_.whole.size() != 0;
+    add_columns(pattern + ".query", of_heads(0, config_.query_width()), config_.arch.qkv_bias);
+    const bool is_shared = !uneven_ && config_.num_kv_heads() % axes_.whole.size() != 0;
     for (const char* name : {".key", ".value"}) {
       if (is_shared) {
         add_shared_heads(pattern + name);
       } else {
-        add_columns(pattern + name, axes_.on(Shard{0}), config_.arch.qkv_bias);
+        add_columns(pattern + name, of_heads(0, config_.kv_width()), config_.arch.qkv_bias);
       }
     }
     if (is_shared) add({.pattern = pattern + ".core", .around = kv_heads(mesh_)});
-    add_rows(pattern + ".output", axes_.on(Shard{1}), config_.arch.output_bias);
+    add_rows(pattern + ".output", of_heads(1, config_.query_width()), config_.arch.output_bias);
     if (config_.arch.qk_norm == QkNorm::none) return;
     // Every rank has some of the heads, or of their features.
     for (const char* name : {".query_norm", ".key_norm"}) {
@@ -118,7 +156,8 @@ class Table {
   void add_buckets() {
     if (config_.arch.positions != Positions::buckets) return;
     for (const int64_t layer : std::set<int64_t>{0, config_.encoder_layers}) {
-      add({.pattern = fmt::format("blocks.{}.attention.core", layer), .parameters = {{"bias", axes_.on(Shard{1})}}});
+      add({.pattern = fmt::format("blocks.{}.attention.core", layer),
+           .parameters = {{"bias", of_heads(1, config_.heads)}}});
     }
   }
 
@@ -151,9 +190,9 @@ class Table {
 
   void add_mlp(const std::string& pattern, int64_t hidden, bool sums_up) {
     const bool has_bias = config_.arch.mlp_bias;
-    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias);
-    if (config_.arch.is_gated) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias);
-    add_rows(pattern + ".down", axes_.shard(1, hidden), has_bias, sums_up);
+    add_columns(pattern + ".up", of_features(0, hidden), has_bias);
+    if (config_.arch.is_gated) add_columns(pattern + ".gate", of_features(0, hidden), has_bias);
+    add_rows(pattern + ".down", of_features(1, hidden), has_bias, sums_up);
   }
 
   /// Every rank routes all tokens, and computes its own experts for them. One of them adds the router's losses.
@@ -216,6 +255,7 @@ class Table {
   Axes axes_;
   Layout stream_;
   bool splits_sequence_;
+  std::optional<Parts> uneven_{};  ///< if the ranks do not have equally many heads
   Layout whole_ = axes_.on(Invariant{});
   Layout replicate_ = axes_.on(Replicate{});
   Layout summand_ = axes_.on(Partial{});
@@ -232,7 +272,7 @@ Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& opt
   }
   Axes axes{axis, {options.axis}};
   const auto parts = static_cast<int>(std::gcd<int64_t, int64_t>(config.num_kv_heads(), degree));
-  if (parts > 1 && parts < degree) {
+  if (parts > 1 && parts < degree && config.heads % degree == 0) {
     axes.names = {options.axis + "_kv", options.axis + "_group"};
     axes.num_minor = degree / parts;
     mesh = mesh.factor(options.axis, {{axes.names[0], parts}, {axes.names[1], degree / parts}});
