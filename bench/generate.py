@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
-"""Compares generation with transformers: tokens per second of prompts (prefill) and of texts (decode).
+"""Compares generation with transformers and llama.cpp: tokens per second of prompts (prefill) and of texts (decode).
 
   generate.py --caravan build/release/bin/caravan [--python PYTHON] [--batches 1,8,32] [--threads 1,2]
               [--precisions fp32,bf16] [--repeat 3] [--tokens 64] [--prompt 512] [--layers 30] [--keep FOLDER]
+              [--llama-cpp FOLDER] [--ranks]
 
 A model of random weights with the shape of SmolLM2-135M, greedy, prompts of --prompt tokens together, but at least 32
-each, texts of --tokens. The two alternate --repeat times. Caravan's figures are differences of whole runs of
+each, texts of --tokens. The programs alternate --repeat times. Caravan's figures are differences of whole runs of
 `caravan generate`: decode is --tokens more tokens, prefill is the prompts against those of a token. PYTHON has torch,
 transformers and tokenizers. `limit` is what decoding can reach if each step reads all weights once, at the bandwidth
 that a sum of 1 GiB has on as many threads.
+
+--llama-cpp is a folder with libllama and libggml, such as package/bins/linux-x64 in what `npm pack
+@node-llama-cpp/linux-x64` fetches; without it llama.cpp is left out. PYTHON then needs gguf too. Before each
+measurement its logits are compared with those of transformers. Its cache is of fp16, as by default.
+
+--ranks adds `caravan generate --ranks N`, tensor parallel over as many ranks of a thread as there are threads.
 """
 import argparse
 import json
@@ -23,6 +30,7 @@ import time
 import machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+LLAMA_CPP = str(pathlib.Path(__file__).resolve().parent / "llama_cpp.py")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -76,17 +84,17 @@ def peer(folder, arguments, batch, threads, precision):
     print(json.dumps([first, rest, buffer.nbytes / best, weights]))
 
 
-def run(command, threads):
+def run(command, threads, ranks=1):
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:threads])
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads // ranks)}
     result = subprocess.run(["taskset", "-c", cores, *command], env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{result.stderr[-2000:]}")
     return result.stdout
 
 
-def ours(folder, arguments, batch, threads, precision):
-    """Seconds of the prompts, and of the tokens after them."""
+def ours(folder, arguments, batch, threads, precision, ranks=1):
+    """Seconds of runs with prompts and texts of a token, with whole prompts, and with whole prompts and texts."""
     letters = "abcdefghijklmnopqrstuvwxyz"
 
     def seconds(length, tokens):
@@ -95,38 +103,73 @@ def ours(folder, arguments, batch, threads, precision):
         path.write_text("\n".join(texts) + "\n")
         begin = time.perf_counter()
         run([arguments.caravan, "generate", folder, "--prompts", str(path), "--tokens", str(tokens), "--temperature",
-             "0", "--batch", str(batch), "--precision", precision, "--json"], threads)
+             "0", "--batch", str(batch), "--precision", precision, "--json", "--ranks", str(ranks)], threads, ranks)
         return time.perf_counter() - begin
 
-    one = seconds(1, 1)
     length = prompt_length(arguments, batch)
-    first = seconds(length, 1)
-    return [first - one, seconds(length, arguments.tokens + 1) - first]
+    return [seconds(1, 1), seconds(length, 1), seconds(length, arguments.tokens + 1)]
+
+
+def differences(runs):
+    """The seconds of prompts and of texts: differences of medians, since one run may take longer than another that does
+    more, and the ranges of those of neighbouring runs."""
+    middle = [statistics.median(run[i] for run in runs) for i in range(3)]
+    return [([middle[i + 1] - middle[i]], [run[i + 1] - run[i] for run in runs]) for i in (0, 1)]
+
+
+def llama_cpp(folder, arguments, batch, threads, precision):
+    """Seconds of the prompts, and of the tokens after them, version and variant, and the error of its logits."""
+    return json.loads(run(
+        [arguments.python, LLAMA_CPP, folder, "--library", arguments.llama_cpp, "--batch", str(batch), "--threads",
+         str(threads), "--precision", precision, "--tokens", str(arguments.tokens), "--length",
+         str(prompt_length(arguments, batch))], threads))
 
 
 def text_of(rates):
     return f"{statistics.median(rates):8.1f} ({min(rates):.1f} to {max(rates):.1f})"
 
 
+def rates_of(work, middle, seconds):
+    """Median and range of work / seconds; a run that took no longer than another that did less has no rate."""
+    positive = [work / one for one in seconds if one > 0]
+    return work / statistics.median(middle), positive or [float("nan")]
+
+
 def compare_one(arguments, folder, precision, threads, batch):
     script = [arguments.python, str(pathlib.Path(__file__).resolve())]
     sizes = ["--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
-    rates = {"caravan": ([], []), "transformers": ([], [])}
+    peers = ["transformers"] + ["llama.cpp"] * bool(arguments.llama_cpp)
+    over_ranks = [f"{threads} ranks"] * (arguments.ranks and threads > 1)
+    own = {name: [] for name in ("caravan", *over_ranks)}
+    others = {name: [] for name in peers}
     limits = []
     for _ in range(arguments.repeat):
-        own = ours(folder, arguments, batch, threads, precision)
+        own["caravan"].append(ours(folder, arguments, batch, threads, precision))
         theirs = json.loads(run([*script, "--peer", folder, str(batch), str(threads), precision, *sizes], threads))
         limits.append(batch * theirs[2] / theirs[3])
-        for name, (first, rest) in (("caravan", own), ("transformers", theirs[:2])):
-            rates[name][0].append(batch * prompt_length(arguments, batch) / first)
-            rates[name][1].append(batch * arguments.tokens / rest)
+        others["transformers"].append(theirs[:2])
+        for name in over_ranks:
+            own[name].append(ours(folder, arguments, batch, threads, precision, threads))
+        if arguments.llama_cpp:
+            *seconds, variant, error = llama_cpp(folder, arguments, batch, threads, precision)
+            others["llama.cpp"].append(seconds)
+    times = {name: differences(runs) for name, runs in own.items()}
+    for name, runs in others.items():
+        times[name] = [([run[i] for run in runs], [run[i] for run in runs]) for i in (0, 1)]
+    work = batch * prompt_length(arguments, batch), batch * arguments.tokens
+    rates = {name: [rates_of(work[i], *times[name][i]) for i in (0, 1)] for name in times}
     print(f"{precision}, {threads} threads, batch {batch}, tokens/s; limit {text_of(limits)}")
-    for name, (prefill, decode) in rates.items():
-        print(f"  {name:13} prefill {text_of(prefill)}   decode {text_of(decode)}")
-    ratio = [statistics.median(rates["caravan"][i]) / statistics.median(rates["transformers"][i]) for i in (0, 1)]
-    share = statistics.median(rates["caravan"][1]) / statistics.median(limits)
-    print(f"  caravan / transformers: prefill {ratio[0]:.2f}, decode {ratio[1]:.2f}; {100 * share:.0f} % of the limit",
-          flush=True)
+    for name, both in rates.items():
+        texts = [f"{rate:8.1f} ({min(all_rates):.1f} to {max(all_rates):.1f})" for rate, all_rates in both]
+        print(f"  {name:13} prefill {texts[0]}   decode {texts[1]}")
+    share = rates["caravan"][1][0] / statistics.median(limits)
+    notes = {"transformers": f"{100 * share:.0f} % of the limit"}
+    if arguments.llama_cpp:
+        notes["llama.cpp"] = f"{variant}, error of its logits {error:.4f}"
+    for name in over_ranks + peers:
+        ratio = [rates["caravan"][i][0] / rates[name][i][0] for i in (0, 1)]
+        note = "; " + notes[name] if name in notes else ""
+        print(f"  caravan / {name}: prefill {ratio[0]:.2f}, decode {ratio[1]:.2f}{note}", flush=True)
 
 
 def compare(arguments, folder):
@@ -134,6 +177,8 @@ def compare(arguments, folder):
         pathlib.Path(folder).mkdir(exist_ok=True)
         run([arguments.python, str(pathlib.Path(__file__).resolve()), "--make", folder, "--layers",
              str(arguments.layers)], 1)
+    if arguments.llama_cpp and not pathlib.Path(folder, "gguf/expected.npz").exists():
+        run([arguments.python, LLAMA_CPP, folder, "--convert"], 1)
     if "bf16" in arguments.precisions and "avx512_bf16" not in machine.cpu_info().get("flags", ""):
         print("no avx512_bf16: products of bf16 are not native")
     for precision in arguments.precisions.split(","):
@@ -157,6 +202,8 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--keep", help="folder for the model, which is made there if it is missing")
+    parser.add_argument("--llama-cpp", help="folder with libllama")
+    parser.add_argument("--ranks", action="store_true", help="also over ranks")
     arguments = parser.parse_args()
     if arguments.make:
         return make_model(arguments.make, arguments.layers)

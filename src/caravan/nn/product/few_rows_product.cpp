@@ -19,6 +19,7 @@ namespace caravan {
 namespace {
 
 thread_local int64_t most_rows = kFewRows - 1;
+thread_local bool is_each_alone = false;
 
 constexpr int64_t kLeastWork = 64 * 1024;  ///< elements of the weight that are worth a thread
 
@@ -59,8 +60,13 @@ void multiply(const at::Tensor& x, const at::Tensor& w, const float* bias, const
 
 }  // namespace
 
-EachRowAlone::EachRowAlone() : before_(std::exchange(most_rows, kMost)) {}
-EachRowAlone::~EachRowAlone() { most_rows = before_; }
+EachRowAlone::EachRowAlone(int64_t most)
+    : before_(std::exchange(most_rows, most)), was_active_(std::exchange(is_each_alone, true)) {}
+EachRowAlone::~EachRowAlone() {
+  most_rows = before_;
+  is_each_alone = was_active_;
+}
+bool EachRowAlone::is_active() noexcept { return is_each_alone; }
 
 bool is_few_rows_product(const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType type = a.scalar_type();

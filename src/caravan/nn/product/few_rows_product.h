@@ -7,18 +7,23 @@
 
 namespace caravan {
 
-/// While it lives, forward products of this thread of up to kMost rows are products of few rows, so that no row of them
-/// depends on how many there are: for texts that are continued side by side.
+/// While it lives, no row of a forward product of this thread depends on how many there are, of up to `most` rows,
+/// which are products of few rows, or of more, which are products of tiles where the processor has them: for texts that
+/// are continued side by side.
 class EachRowAlone {
  public:
   static constexpr int64_t kMost = 64;
-  EachRowAlone();
+  explicit EachRowAlone(int64_t most = kMost);
   ~EachRowAlone();
   EachRowAlone(const EachRowAlone&) = delete;
   EachRowAlone& operator=(const EachRowAlone&) = delete;
 
+  /// Whether one lives on this thread.
+  static bool is_active() noexcept;
+
  private:
   int64_t before_;
+  bool was_active_;
 };
 
 /// Whether few_rows_product takes them: fewer than kFewRows rows, or as many as EachRowAlone allows, of fp32, bf16 or

@@ -105,7 +105,8 @@ Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
 
 /// Whether tiles of oneDNN are what multiplies. Gradients of weights are then not rounded to bf16.
 bool uses_tiles(Way way, ProductKind kind) {
-  const bool is_chosen = in_use().second.library(kind) == ProductLibrary::onednn;
+  const bool is_needed = kind == ProductKind::forward && EachRowAlone::is_active() && has_fp32_tiles();
+  const bool is_chosen = is_needed || in_use().second.library(kind) == ProductLibrary::onednn;
   return way != Way::torch && (is_chosen || (way == Way::in_bf16 && kind == ProductKind::dw));
 }
 

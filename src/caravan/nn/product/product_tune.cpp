@@ -134,11 +134,10 @@ TunedProducts tune_products() {
     for (Task& task : products_of(kind, at::kBFloat16)) bf16.push_back(std::move(task));
   }
   decide("bf16 products", "bf16", name(tuned.choice.bf16), {"native", "fp32"}, bf16);
-  if (!has_bf16_tiles()) {
-    tuned.choice.attention = Bf16Arithmetic::fp32;
-  } else {
-    decide("bf16 attention", "attention", name(tuned.choice.attention), {"native", "fp32"}, attentions());
-  }
+  if (!has_bf16_tiles()) tuned.choice.attention = Bf16Arithmetic::fp32;
+  const std::vector<std::string> of_attention =
+      has_bf16_tiles() ? std::vector<std::string>{"native", "fp32"} : std::vector<std::string>{"fp32"};
+  decide("bf16 attention", "attention", name(tuned.choice.attention), of_attention, attentions());
   use_products(before);
   return tuned;
 }
