@@ -116,5 +116,15 @@ TEST(BpeTrainer, TrainsWithSpecialTokens) {
   EXPECT_THROW(train_bpe(texts, 260, options), UsageError);
 }
 
+/// Sources and targets end with the end token, in `tokenizers` too.
+TEST(BpeTrainer, EndsTextsWhereTheTaskDoes) {
+  const std::vector<std::string_view> texts{"the whale and the sea and the whale"};
+  const Tokenizer tokenizer = train_bpe(texts, 270, {.more_special = {"<pad>"}, .ends_texts = true});
+  std::vector<int32_t> wanted = tokenizer.encode("sea");
+  wanted.push_back(256);
+  EXPECT_EQ(tokenizer.encode("sea", /*add_special_tokens=*/true), wanted);
+  EXPECT_EQ(tokenizer.encode("sea").size() + 1, wanted.size());
+}
+
 }  // namespace
 }  // namespace caravan::bpe_trainer_test

@@ -16,7 +16,7 @@
 namespace caravan::chat_test {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 using ::testing::HasSubstr;
 
 constexpr const char* kChatMl =
@@ -52,6 +52,11 @@ TEST(ChatTemplate, FindsTheAssistantsText) {
   const RenderedChat back = RenderedChat::from_json(chat.to_json());
   EXPECT_EQ(back.text, chat.text);
   EXPECT_EQ(back.answers, chat.answers);
+}
+
+/// A resumed run knows its text by a hash of this.
+TEST(ChatTemplate, ARenderedChatIsKeptInOneForm) {
+  EXPECT_EQ((RenderedChat{"Hi you", {{3, 6}}}.to_json()), R"({"answers":[[3,6]],"text":"Hi you"})");
 }
 
 /// JSON cannot hold half a character, and a replacement would shift the answers after it.
@@ -94,6 +99,37 @@ TEST(ChatTemplate, AnUnrenderableChatIsRefused) {
   EXPECT_THAT(refused(strict, {{{"role", "assistant"}, {"content", 3}}}), HasSubstr("no content that is a string"));
 }
 
+/// The thoughts of an answer are written while it is the last: those before are input.
+TEST(ChatTemplate, OneThatRewritesEarlierAnswersLearnsTheLast) {
+  const ChatTemplate thinks(
+      "{% for m in messages %}{% if m.role == 'assistant' %}a:{% if loop.last %}[{{ m.thought }}]{% endif %}"
+      "{{ m.content }};{% else %}u:{{ m.content }};{% endif %}{% endfor %}{% if add_generation_prompt %}a:{% endif %}",
+      "t", "", "");
+  const auto answer = [](const std::string& thought, const std::string& content) {
+    return json{{"role", "assistant"}, {"content", content}, {"thought", thought}};
+  };
+  const json two{message("user", "1"), answer("x", "one"), message("user", "2"), answer("y", "two")};
+  const RenderedChat chat = thinks.render(two, nullptr, "x:1");
+  EXPECT_EQ(chat.text, "u:1;a:one;u:2;a:[y]two;");
+  EXPECT_EQ(answers_of(chat), std::vector<std::string>{"[y]two;"});
+  EXPECT_TRUE(chat.has_last_alone);
+  EXPECT_TRUE(RenderedChat::from_json(chat.to_json()).has_last_alone);
+  const RenderedChat one = thinks.render({two[0], two[1]}, nullptr, "x:2");
+  EXPECT_EQ(answers_of(one), std::vector<std::string>{"[x]one;"});
+  EXPECT_FALSE(one.has_last_alone);
+  // The last message is not the answer, which it changes.
+  EXPECT_THAT(refusal([&] {
+                thinks.render({two[0], two[1], two[2]}, nullptr, "x:3");
+              }),
+              HasSubstr("message 1 changes"));
+}
+
+TEST(ChatTemplate, MessagesOfShareGptAreRefusedWithTheirConversion) {
+  const ChatTemplate chat_ml(kChatMl, "t", "", "");
+  const json talk = json::array({{{"from", "human"}, {"value", "a"}}, {{"from", "gpt"}, {"value", "b"}}});
+  EXPECT_THAT(refusal([&] { chat_ml.render(talk, nullptr, "x:1"); }), AllOf(HasSubstr("ShareGPT"), HasSubstr("jq -c")));
+}
+
 /// Each of them killed or stopped the process that rendered it.
 TEST(ChatTemplate, HostileOnesAreRefusedWithTheirBudget) {
   const auto repeated = [](const std::string& part, int count) {
@@ -117,7 +153,7 @@ TEST(ChatTemplate, HostileOnesAreRefusedWithTheirBudget) {
       {"repetition", "{{ 'a' * 1000000000 }}", time},
       {"range", "{% for i in range(1000000000) %}{% endfor %}", memory},
       {"size", repeated("a", (1 << 20) + 1), "1048577 bytes"},
-      {"output", "{% for i in range(1000) %}{{ 'a' * 100000 }}{% endfor %}", "of output"},
+      {"output", "{% set a = 'a' * 1000000 %}{% for i in range(100) %}{{ a }}{% endfor %}", "of output"},
       {"loops", "{% for i in range(30000) %}{% for j in range(30000) %}{% endfor %}{% endfor %}", time},
   };
   for (const auto& [name, source, budget] : hostile) {

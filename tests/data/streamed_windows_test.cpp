@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <gmock/gmock.h>
+#include <numeric>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -211,9 +212,9 @@ TEST_F(StreamedWindowsTest, MemoryAndWorkAreBounded) {
   StreamedWindows windows(*streams, 0, kContext, kSeed, {});
   int64_t most = 0;
   for (int64_t k = 0; k < 60; ++k) {
-    const auto window = windows.window(k);
+    const auto row = windows.row(k);
     most = std::max(most, windows.num_open());
-    EXPECT_LE(streams->num_known(0), window.shard->index + 3);
+    EXPECT_LE(streams->num_known(0), row.shard->index + 3);
   }
   EXPECT_EQ(most, static_cast<int64_t>(StreamedWindows::kMostOpen));
 }
@@ -248,9 +249,9 @@ TEST_F(StreamedWindowsTest, PreparedShardsStayUntilTheNextPreparation) {
     // The shards of the step, and those that the builder keeps ahead of the furthest rank.
     EXPECT_LE(count_files(".tokens"), static_cast<int64_t>(seen.size()) + 4);
     for (int64_t k = first; k < first + step; k += 3) {
-      const auto window = read.window(k);
+      const auto row = read.row(k);
       std::vector<int64_t> tokens(kContext + 1);
-      window.shard->tokens.read(window.offset, tokens);
+      row.shard->tokens.read(row.pieces.front().first, tokens);
       ASSERT_EQ(std::string(tokens.begin(), tokens.end()), reference.window(k)) << k;
     }
   }
@@ -275,9 +276,59 @@ TEST_F(StreamedWindowsTest, DocumentsArePackedInsideAShard) {
   const auto streams = open({{7}});
   // The byte 'a' ends documents as an end-of-text token would.
   StreamedWindows windows(*streams, 0, kContext, kSeed, PackRule{.end_of_text = 'a'});
-  const auto window = windows.window(3);
-  ASSERT_TRUE(window.shard->documents);
-  EXPECT_EQ(window.shard->documents->num_ends(window.offset, kContext), kContext);
+  const auto row = windows.row(3);
+  ASSERT_TRUE(row.shard->documents);
+  EXPECT_EQ(row.shard->documents->num_ends(row.pieces.front().first, kContext), kContext);
+}
+
+/// Rows of one shard have its whole documents, here those between two spaces, each once an epoch; ranks that read have
+/// the same as the one that builds, and a process that resumes needs no tokens of earlier shards.
+TEST_F(StreamedWindowsTest, WholeDocumentsStayInAShard) {
+  const TokenStreams::Options options{.cache = folder / "cache", .fill = FillRule{' ', kContext}};
+  const auto builder = open({{0, 1, 2}}, options);
+  StreamedWindows windows(*builder, 0, kContext, kSeed, {});
+  const Reference reference(texts_);
+  std::vector<std::string> rows;
+  std::vector<int64_t> sizes;
+  for (int64_t k = 0; !windows.rows_per_epoch() || k < 2 * *windows.rows_per_epoch(); ++k) {
+    const auto row = windows.row(k);
+    if (row.shard->index == static_cast<int64_t>(sizes.size())) sizes.push_back(row.shard->whole->size());
+    std::string& text = rows.emplace_back();
+    for (const TextPiece& piece : row.pieces) {
+      std::vector<int64_t> ids(static_cast<size_t>(piece.count));
+      row.shard->tokens.read(piece.first, ids);
+      text.append(ids.begin(), ids.end());
+      EXPECT_TRUE(!piece.is_end || ids.back() == ' ' || piece.first + piece.count == row.shard->tokens.size());
+    }
+    EXPECT_LE(text.size(), static_cast<size_t>(kContext));
+  }
+  ASSERT_EQ(sizes.size(), reference.num_shards());
+  EXPECT_EQ(windows.rows_per_epoch(), std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  const auto middle = rows.begin() + std::ssize(rows) / 2;
+  EXPECT_FALSE(std::equal(rows.begin(), middle, middle)) << "epochs differ in order";
+  std::sort(rows.begin(), middle);
+  std::sort(middle, rows.end());
+  EXPECT_TRUE(std::equal(rows.begin(), middle, middle)) << "and not in rows";
+
+  const TrainWindows built = windows_of(*builder);
+  built.prepare(0, 200);
+  TokenStreams::Options reads = options;
+  reads.builds = false;
+  const auto reader = open({{0, 1, 2}}, reads);
+  reader->add_records(builder->take_new_records());
+  const TrainWindows read = windows_of(*reader);
+  for (int64_t k = 0; k < 200; k += 3) EXPECT_EQ(row(read, k), row(built, k));
+  EXPECT_EQ(read.num_targets(0, 100), built.num_targets(0, 100));
+
+  const int64_t tokens = count_files(".tokens");
+  for (const auto& entry : fs::directory_iterator(folder / "cache")) {
+    if (entry.path().extension() == ".tokens") fs::remove(entry.path());
+  }
+  const auto later = open({{0, 1, 2}}, options);
+  const int64_t last = std::ssize(rows) / 2 - 1;
+  EXPECT_EQ(row(windows_of(*later), last), row(built, last));
+  EXPECT_LT(count_files(".tokens"), tokens) << "of the records";
+  EXPECT_THROW(StreamedWindows(*builder, 0, kContext - 1, kSeed, {}), InternalError);
 }
 
 TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {

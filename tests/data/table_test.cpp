@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "caravan/data/chat/chat_template.h"
 #include "caravan/data/files/text_file.h"
 #include "caravan/data/files/text_paths.h"
 #include "tests/data/support.h"
@@ -57,6 +58,34 @@ TEST_P(Tables, ADamagedFileIsRefused) {
   const std::string content = read_file(path());
   write_file(folder / "cut", content.substr(0, content.size() / 2));
   EXPECT_THAT(message_of<DataError>([&] { documents(folder / "cut", "text"); }), HasSubstr("cut: "));
+}
+
+/// As the same chats in JSON lines: members that a message lacks, and rows without tools, are not there.
+TEST(TablesOfChats, EachRowIsAChat) {
+  if (!reads_tables()) GTEST_SKIP() << "built without Apache Arrow";
+  const TemporaryFolder folder;
+  const auto chat = std::make_shared<ChatTemplate>(
+      "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m | tojson }}{% endfor %}", "t", "", "");
+  const auto documents = [&](const fs::path& path, const std::string& field) {
+    const TextFile file(path, folder / "cache", {.field = field, .chat = chat}, DataObserver::none());
+    std::vector<std::string> texts;
+    for (const std::string_view document : file.documents()) texts.push_back(RenderedChat::from_json(document).text);
+    return texts;
+  };
+  const auto wanted = ElementsAre(
+      R"([{"name": "weather", "city": 1}]{"role": "system", "content": "Be brief."}{"role": "user", "content": "a"})"
+      R"({"role": "assistant", "content": "b", "weight": 1})",
+      R"({"role": "user", "content": "é"}{"role": "assistant", "content": "d"})");
+  for (const char* name : {"chats.parquet", "chats.arrow"}) {
+    for (const char* field : {"messages", "json"}) {
+      EXPECT_THAT(documents(fixture("tables") / name, field), wanted) << name << " " << field;
+    }
+    EXPECT_THAT(
+        message_of<DataError>([&] { documents(fixture("tables") / name, "talk"); }),
+        AllOf(HasSubstr("has no column talk; its columns are messages, json, tools"), HasSubstr("data.field = ")));
+    EXPECT_THAT(message_of<DataError>([&] { documents(fixture("tables") / name, "tools"); }),
+                HasSubstr(std::string(name) + ":1"));
+  }
 }
 
 TEST_P(Tables, WithoutArrowTheMessageSaysHowToBuild) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +17,9 @@ struct RenderedChat {
   /// Bytes [begin, end) of the assistant's text: from the end of the prompt that the template writes for a reply to the
   /// end of what it writes for the message.
   std::vector<std::pair<size_t, size_t>> answers;
+  /// The template rewrites earlier messages when one is added, so that only the last answer follows what the model is
+  /// given when it answers: the answers before are not among these.
+  bool has_last_alone = false;
 
   /// Converts to and from JSON text.
   std::string to_json() const;
@@ -39,23 +43,38 @@ class ChatTemplate {
   const std::string& source() const noexcept { return source_; }
   const std::string& bos() const noexcept { return bos_; }
   const std::string& eos() const noexcept { return eos_; }
+  /// What it writes after the content of an answer, without white space at its ends: "<|im_end|>". "" if it writes
+  /// nothing or no such answer.
+  const std::string& turn_end() const noexcept { return turn_end_; }
+
+  /// What a model continues with its answer: `messages` and the template's prompt for a reply. The special tokens that
+  /// a text begins with are in it, if the template writes them. Arguments and errors are those of render, but no
+  /// message need be the assistant's.
+  std::string prompt(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+                     const std::string& where) const;
 
   /// `messages`: [{"role": "user", "content": "Hi"}, ..]; other members are passed on. `tools`: null, or a list for the
-  /// template. Throws DataError naming `where` ("chats.jsonl:3") for messages of another form, without an assistant's
-  /// message, or that the template refuses or cannot render, and for a template that changes earlier messages when one
-  /// is added: then the author of each part of the text is unknown.
-  RenderedChat render(const nlohmann::json& messages, const nlohmann::json& tools, const std::string& where) const;
+  /// template. The order of members is kept, since templates write it. Throws DataError naming `where`
+  /// ("chats.jsonl:3") for messages of another form, without an assistant's message, or that the template refuses or
+  /// cannot render, and for a template that does not even write the last answer after its own prompt for it: then the
+  /// author of each part of the text is unknown.
+  RenderedChat render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+                      const std::string& where) const;
 
  private:
   struct Answer;
+  enum class Part : uint8_t { chat, prompt };
   void start() const;
-  Answer ask(const nlohmann::json& messages, const nlohmann::json& tools, const std::string& where) const;
+  Answer ask(Part part, const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+             const std::string& where) const;
+  std::string checked_text(Answer answer, const std::string& where) const;
   [[noreturn]] void refuse_budget(const std::string& excess, const std::string& where) const;
 
   std::string source_;
   std::string file_;
   std::string bos_;
   std::string eos_;
+  std::string turn_end_;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<TemplateProcess> process_;  ///< null: exceeded a budget
 };

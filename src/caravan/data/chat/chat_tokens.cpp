@@ -130,19 +130,8 @@ ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span
   };
   const ContentHash of_tokens = content_of("tokens");
   const ContentHash of_marks = content_of("marks");
-  const std::filesystem::path path = cache_dir / (of_tokens.hex() + ".tokens");
-  const std::filesystem::path marks_path = cache_dir / (of_marks.hex() + ".tokens");
-  std::optional<TokenFile> tokens, marks;
-  const auto find = [&] {
-    tokens = TokenFile::find(path, of_tokens, tokenizer.vocab_size(), observer);
-    marks = TokenFile::find(marks_path, of_marks, kNumMarks, observer);
-    return tokens && marks && tokens->size() == marks->size();
-  };
-  std::vector<std::shared_ptr<const CacheLock>> uses;  // until the files are open
-  const auto build = [&] {
+  const auto build = [&](TokenFileWriter& ids, TokenFileWriter& of_ids) {
     observer.begin("tokenizing", num_bytes(chats));
-    TokenFileWriter ids(path, tokenizer.vocab_size());
-    TokenFileWriter of_ids(marks_path, kNumMarks);
     int64_t bytes = 0;
     for (const std::string_view json : chats) {
       const MarkedChat chat = marked(RenderedChat::from_json(json), tokenizer);
@@ -151,11 +140,12 @@ ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span
       bytes += chat.answer_bytes;
       observer.advance(static_cast<int64_t>(json.size()));
     }
-    uses = {of_ids.finish(0, of_marks), ids.finish(bytes, of_tokens)};
+    return bytes;
   };
-  find_or_build(path, find, build, observer);
-  if (!tokens || !marks) return {TokenFile::open(path, observer), TokenFile::open(marks_path, observer)};
-  return {std::move(*tokens), std::move(*marks)};
+  auto [tokens, marks] = open_or_build_both(
+      cache_dir, {of_tokens, tokenizer.vocab_size()}, {of_marks, kNumMarks}, build,
+      [](const TokenFile& ids, const TokenFile& of_ids) { return ids.size() == of_ids.size(); }, observer);
+  return {std::move(tokens), std::move(marks)};
 }
 
 AnswerCounts::AnswerCounts(const TokenFile& marks, bool packed) : marks_(&marks), packed_(packed) {

@@ -12,9 +12,10 @@ namespace caravan {
 // frame is its length in 8 bytes, followed by that many bytes.
 //
 // The parent sends {"source", "bos", "eos"}, and gets one frame: {}, or {"error": why the template cannot be parsed}.
-// Then it sends chats, {"messages": [..], "tools": null or [..]}, and gets two frames for each: one of the following,
-// and the text.
-//   {"answers": [[begin, end], ..]}
+// Then it sends chats, {"messages": [..], "tools": null or [..], "prompt": whether it asks for the prompt of a reply},
+// and gets two frames for each: one of the following, and the text.
+//   {"answers": [[begin, end], ..]}; with "rewrites", if the template rewrites what is before a message, so that only
+//     the last answer is as it was asked for; of a prompt {}
 //   {"error": why the template refuses the messages}
 //   {"changed": index of the message that changes the text before it}
 //   {"budget": the budget that the template exceeds}

@@ -67,25 +67,47 @@ class Renderer {
     chat_end_ = processor_time() + kChatSeconds;
     const Json& messages = chat.at("messages");
     const Json& tools = chat.at("tools");
+    if (chat.at("prompt").get<bool>()) return {render(messages, tools, true), Json::object()};
     std::string text = render(messages, tools, false);
-    Json answers = Json::array();
-    Json until = Json::array();
-    for (const Json& message : messages) {
-      const bool is_answer = message.at("role") == "assistant";
-      const std::string before = is_answer ? render(until, tools, true) : "";
-      until.push_back(message);
-      if (!is_answer) continue;
-      const bool is_last = until.size() == messages.size();
-      const std::string after = is_last ? text : render(until, tools, false);
-      if (!after.starts_with(before) || !text.starts_with(after)) return {"", {{"changed", until.size() - 1}}};
-      answers.push_back({before.size(), after.size()});
-    }
     Json told = Json::object();
-    told["answers"] = std::move(answers);
+    told["answers"] = Json::array();
+    Json until = Json::array();
+    std::optional<size_t> changed;  // the first message that changes the text before it
+    size_t last = 0;                // the last answer
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const bool is_answer = messages[i].at("role") == "assistant";
+      if (is_answer) last = i;
+      if (is_answer && !changed) {
+        const std::optional<Span> answer = find_answer(messages, until, tools, text);
+        if (answer) told["answers"].push_back({answer->first, answer->second});
+        if (!answer) changed = i;
+      }
+      until.push_back(messages[i]);
+    }
+    if (!changed) return {std::move(text), std::move(told)};
+    // Such as a template that leaves out the thoughts of earlier turns: they are input alone.
+    until.erase(until.begin() + static_cast<std::ptrdiff_t>(last), until.end());
+    const std::optional<Span> answer = find_answer(messages, until, tools, text);
+    if (!answer) return {"", {{"changed", *changed}}};
+    told["answers"] = Json::array({Json::array({answer->first, answer->second})});
+    told["rewrites"] = true;
     return {std::move(text), std::move(told)};
   }
 
  private:
+  using Span = std::pair<size_t, size_t>;
+
+  /// Where `text`, that of all messages, has the answer to those before it. Nothing if it is not written as it was
+  /// asked for.
+  std::optional<Span> find_answer(const Json& messages, Json until, const Json& tools, std::string_view text) const {
+    const std::string before = render(until, tools, true);
+    until.push_back(messages[until.size()]);
+    const bool is_last = until.size() == messages.size();
+    const std::string after = is_last ? std::string(text) : render(until, tools, false);
+    if (!after.starts_with(before) || !text.starts_with(after)) return std::nullopt;
+    return Span{before.size(), after.size()};
+  }
+
   std::string render(const Json& messages, const Json& tools, bool adds_prompt) const {
     if (processor_time() > chat_end_) throw TimeExceeded();
     limit_time();

@@ -72,6 +72,12 @@ int64_t Corpus::num_skipped_lines() const noexcept {
   return count;
 }
 
+int64_t Corpus::num_last_alone() const noexcept {
+  int64_t count = 0;
+  for (const TextFile& file : files_) count += file.num_last_alone();
+  return count;
+}
+
 const std::filesystem::path* Corpus::file_of(std::string_view document) const {
   for (size_t i = 0; i < files_.size(); ++i) {
     const auto is_it = [&](std::string_view one) { return one.data() == document.data(); };

@@ -19,6 +19,8 @@ class Documents {
   /// The same for a file with other ends: `is_end` of an id, or of a mark.
   Documents(const TokenFile& tokens, const std::function<bool(int64_t)>& is_end, bool restarts);
 
+  bool restarts() const noexcept { return restarts_; }
+
   /// The number of tokens in [first, first + count) that end a document: a window of these inputs has that many fewer
   /// targets. Two binary searches.
   int64_t num_ends(int64_t first, int64_t count) const;

@@ -21,6 +21,9 @@ std::string place(const std::filesystem::path& file, int64_t number) {
   throw DataError({.op = "data", .subject = place(file, number), .fact = std::move(fact), .action = std::move(action)});
 }
 
+constexpr const char* kAreChats =
+    "chats are read with data.format = \"chat\" (evaluate: --set data.format=chat); or name a field that has text";
+
 /// The kind of `value`, for a sentence.
 std::string kind_of(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
@@ -28,6 +31,27 @@ std::string kind_of(const nlohmann::json& value) {
   if (value.is_null()) return "null";
   if (value.is_boolean()) return "a boolean";
   return value.is_number() ? "a number" : "a string";
+}
+
+/// The innermost object on the way to a field, and the field; null if it is missing there.
+template <class Json>
+struct FoundField {
+  const Json* object;
+  const Json* value;
+};
+
+template <class Json>
+FoundField<Json> find_member(const Json& object, const std::string& field) {
+  const Json* at = &object;
+  std::string_view rest = field;
+  while (true) {
+    const size_t dot = at->contains(std::string(rest)) ? std::string_view::npos : rest.find('.');
+    const auto found = at->is_object() ? at->find(std::string(rest.substr(0, dot))) : at->end();
+    if (found == at->end()) return {at, nullptr};
+    if (dot == std::string_view::npos) return {at, &*found};
+    at = &*found;
+    rest.remove_prefix(dot + 1);
+  }
 }
 
 }  // namespace
@@ -49,36 +73,34 @@ nlohmann::json parse_json_line(std::string_view line, const std::filesystem::pat
 
 const nlohmann::json& json_field(const nlohmann::json& object, const std::string& field,
                                  const std::filesystem::path& file, int64_t number) {
-  const nlohmann::json* at = &object;
-  std::string_view rest = field;
-  while (true) {
-    const size_t dot = at->contains(std::string(rest)) ? std::string_view::npos : rest.find('.');
-    const std::string name(rest.substr(0, dot));
-    const auto found = at->is_object() ? at->find(name) : at->end();
-    if (found == at->end()) {
-      std::vector<std::string> names;
-      if (at->is_object()) {
-        for (const auto& item : at->items()) names.push_back(item.key());
-      }
-      refuse(file, number,
-             names.empty() ? fmt::format("has no field {}", field)
-                           : fmt::format("has no field {}, but {}", field, join(names)),
-             names.empty() ? "name the field that has the text"
-                           : fmt::format("name the field that has the text, such as {}", nearest(field, names)));
-    }
-    at = &*found;
-    if (dot == std::string_view::npos) break;
-    rest.remove_prefix(dot + 1);
+  const auto [at, value] = find_member(object, field);
+  if (value != nullptr) return *value;
+  std::vector<std::string> names;
+  if (at->is_object()) {
+    for (const auto& item : at->items()) names.push_back(item.key());
   }
-  return *at;
+  refuse(file, number,
+         names.empty() ? fmt::format("has no field {}", field)
+                       : fmt::format("has no field {}, but {}", field, join(names)),
+         names.empty() ? "name a field that these lines have"
+                       : fmt::format("name a field that these lines have, such as {}", nearest(field, names)));
+}
+
+const nlohmann::ordered_json* find_field(const nlohmann::ordered_json& object, const std::string& field) {
+  return find_member(object, field).value;
 }
 
 const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,
                               int64_t number) {
+  const auto messages = object.find("messages");
+  const bool is_chat = messages != object.end() && messages->is_array();
+  if (is_chat && find_member(object, field).value == nullptr) {
+    refuse(file, number, fmt::format("has no field {}, but the messages of a chat", field), kAreChats);
+  }
   const nlohmann::json& value = json_field(object, field, file, number);
   if (!value.is_string()) {
     refuse(file, number, fmt::format("its field {} is {}, not a string", field, kind_of(value)),
-           "name a field that has text");
+           value.is_array() ? kAreChats : "name a field that has text");
   }
   return value.get_ref<const std::string&>();
 }

@@ -19,6 +19,9 @@ nlohmann::json parse_json_line(std::string_view line, const std::filesystem::pat
 const nlohmann::json& json_field(const nlohmann::json& object, const std::string& field,
                                  const std::filesystem::path& file, int64_t number);
 
+/// The same of an object that keeps the order of its members; null if it is missing.
+const nlohmann::ordered_json* find_field(const nlohmann::ordered_json& object, const std::string& field);
+
 /// The text in `field` of the object in that line; "meta.text" is a member of a member. Throws DataError if it is
 /// missing or not a string, naming the existing fields.
 const std::string& text_field(const nlohmann::json& object, const std::string& field, const std::filesystem::path& file,

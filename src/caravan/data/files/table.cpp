@@ -27,6 +27,7 @@ std::string object_path() {
 
 struct TableObject {
   ReadTable* read = nullptr;
+  ReadTableObjects* read_objects = nullptr;
   std::string missing;  ///< why it is missing
 };
 
@@ -35,9 +36,26 @@ const TableObject& table_object() {
     void* handle = dlopen(object_path().c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return TableObject{.missing = dlerror()};
     auto* read = reinterpret_cast<ReadTable*>(dlsym(handle, "caravan_read_table"));
-    return TableObject{.read = read, .missing = read == nullptr ? dlerror() : ""};
+    if (read == nullptr) return TableObject{.missing = dlerror()};
+    auto* read_objects = reinterpret_cast<ReadTableObjects*>(dlsym(handle, "caravan_read_table_objects"));
+    if (read_objects == nullptr) return TableObject{.missing = dlerror()};
+    return TableObject{.read = read, .read_objects = read_objects, .missing = ""};
   }();
   return object;
+}
+
+void require_tables(const fs::path& path) {
+  if (table_object().read != nullptr) return;
+  throw DataError({"data", path.string(), "is a table (Parquet or Arrow), and this build reads no tables",
+                   table_object().missing, kWithoutTables});
+}
+
+void check_outcome(const fs::path& path, const std::string& field, const char* what, const TableOutcome& outcome) {
+  if (outcome.fact.empty()) return;
+  throw DataError({"data", path.string(), outcome.fact, "",
+                   outcome.columns.empty() ? fmt::format("name a whole file with a column of {}", what)
+                                           : fmt::format("name the column that has the {}, such as data.field = \"{}\"",
+                                                         what, nearest(field, outcome.columns))});
 }
 
 }  // namespace
@@ -52,18 +70,22 @@ bool reads_tables() { return table_object().read != nullptr; }
 
 void read_table(const fs::path& path, const std::string& field,
                 const std::function<void(std::string_view text)>& take) {
-  if (!reads_tables()) {
-    throw DataError({"data", path.string(), "is a table (Parquet or Arrow), and this build reads no tables",
-                     table_object().missing, kWithoutTables});
-  }
+  require_tables(path);
   TableOutcome outcome;
   table_object().read(path.string(), field, take, outcome);
-  if (outcome.fact.empty()) return;
-  throw DataError({"data", path.string(), outcome.fact, "",
-                   outcome.columns.empty()
-                       ? "name a whole file with a column of text"
-                       : fmt::format("name the column that has the text, such as data.field = \"{}\"",
-                                     nearest(field, outcome.columns))});
+  check_outcome(path, field, "text", outcome);
+}
+
+void read_table_objects(const fs::path& path, const std::string& field, const std::vector<std::string>& others,
+                        const std::function<void(int64_t number, std::string_view json)>& take) {
+  require_tables(path);
+  std::vector<std::string> fields{field};
+  fields.insert(fields.end(), others.begin(), others.end());
+  TableOutcome outcome;
+  int64_t number = 0;
+  table_object().read_objects(
+      path.string(), fields, [&](std::string_view json) { take(++number, json); }, outcome);
+  check_outcome(path, field, "messages", outcome);
 }
 
 }  // namespace caravan

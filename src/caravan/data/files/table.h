@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -28,6 +29,13 @@ inline constexpr const char* kWithoutTables =
 void read_table(const std::filesystem::path& path, const std::string& field,
                 const std::function<void(std::string_view text)>& take);
 
+/// Calls `take` with each row of the table as a JSON object that has `field`, which may be of any kind, and, of the
+/// columns `others`, those that the table has. A member of an object without a value is left out; `number` counts rows
+/// from 1. Throws as read_table.
+void read_table_objects(const std::filesystem::path& path, const std::string& field,
+                        const std::vector<std::string>& others,
+                        const std::function<void(int64_t number, std::string_view json)>& take);
+
 /// The library's result for a table: see caravan_read_table in table_object.cpp.
 struct TableOutcome {
   std::string fact;                  ///< what is wrong; "": nothing
@@ -35,5 +43,7 @@ struct TableOutcome {
 };
 using ReadTable = void(const std::string& path, const std::string& field,
                        const std::function<void(std::string_view text)>& take, TableOutcome& outcome);
+using ReadTableObjects = void(const std::string& path, const std::vector<std::string>& fields,
+                              const std::function<void(std::string_view json)>& take, TableOutcome& outcome);
 
 }  // namespace caravan

@@ -1,5 +1,6 @@
 // The only source that includes Apache Arrow. See caravan/data/files/table.h.
 
+#include <algorithm>
 #include <arrow/array.h>
 #include <arrow/io/file.h>
 #include <arrow/ipc/reader.h>
@@ -8,6 +9,9 @@
 #include <memory>
 #include <parquet/arrow/reader.h>
 #include <parquet/schema.h>
+#include <stdexcept>
+
+#include <nlohmann/json.hpp>
 
 #include "caravan/data/files/table.h"
 
@@ -75,56 +79,155 @@ bool take_column(const arrow::Array& column, const Take& take) {
   }
 }
 
-arrow::Result<TableOutcome> read_batches(const NextBatch& next, const std::string& field, const Take& take) {
+/// The value of a row as JSON: null where there is none.
+nlohmann::ordered_json value_of(const arrow::Array& column, int64_t row);
+
+/// That of a text: JSON in it, as columns of tools have, stays text.
+template <typename Texts>
+nlohmann::ordered_json text_of(const arrow::Array& column, int64_t row) {
+  return std::string(static_cast<const Texts&>(column).GetView(row));
+}
+
+template <typename Lists>
+nlohmann::ordered_json list_of(const arrow::Array& column, int64_t row) {
+  const auto& lists = static_cast<const Lists&>(column);
+  auto list = nlohmann::ordered_json::array();
+  for (int64_t i = lists.value_offset(row); i < lists.value_offset(row) + lists.value_length(row); ++i) {
+    list.push_back(value_of(*lists.values(), i));
+  }
+  return list;
+}
+
+nlohmann::ordered_json object_of(const arrow::Array& column, int64_t row) {
+  const auto& structs = static_cast<const arrow::StructArray&>(column);
+  auto object = nlohmann::ordered_json::object();
+  for (int i = 0; i < structs.num_fields(); ++i) {
+    nlohmann::ordered_json value = value_of(*structs.field(i), row);
+    const std::string& name = structs.struct_type()->field(i)->name();
+    // A column of objects has every member of any of them. A message that calls a tool may have no content.
+    if (!value.is_null() || name == "content") object[name] = std::move(value);
+  }
+  return object;
+}
+
+nlohmann::ordered_json value_of(const arrow::Array& column, int64_t row) {
+  if (!column.IsValid(row)) return nullptr;
+  switch (column.type_id()) {
+    case arrow::Type::STRING: return text_of<arrow::StringArray>(column, row);
+    case arrow::Type::LARGE_STRING: return text_of<arrow::LargeStringArray>(column, row);
+    case arrow::Type::STRING_VIEW: return text_of<arrow::StringViewArray>(column, row);
+    case arrow::Type::LIST: return list_of<arrow::ListArray>(column, row);
+    case arrow::Type::LARGE_LIST: return list_of<arrow::LargeListArray>(column, row);
+    case arrow::Type::STRUCT: return object_of(column, row);
+    case arrow::Type::BOOL: return static_cast<const arrow::BooleanArray&>(column).Value(row);
+    case arrow::Type::INT8: return static_cast<const arrow::Int8Array&>(column).Value(row);
+    case arrow::Type::INT16: return static_cast<const arrow::Int16Array&>(column).Value(row);
+    case arrow::Type::UINT8: return static_cast<const arrow::UInt8Array&>(column).Value(row);
+    case arrow::Type::UINT16: return static_cast<const arrow::UInt16Array&>(column).Value(row);
+    case arrow::Type::UINT32: return static_cast<const arrow::UInt32Array&>(column).Value(row);
+    case arrow::Type::UINT64: return static_cast<const arrow::UInt64Array&>(column).Value(row);
+    case arrow::Type::INT32: return static_cast<const arrow::Int32Array&>(column).Value(row);
+    case arrow::Type::INT64: return static_cast<const arrow::Int64Array&>(column).Value(row);
+    case arrow::Type::FLOAT: return static_cast<const arrow::FloatArray&>(column).Value(row);
+    case arrow::Type::DOUBLE: return static_cast<const arrow::DoubleArray&>(column).Value(row);
+    default: throw std::invalid_argument("has values of a kind that is not read: " + column.type()->ToString());
+  }
+}
+
+/// A column of texts may have JSON in place of objects.
+nlohmann::ordered_json parsed(nlohmann::ordered_json value) {
+  if (!value.is_string()) return value;
+  auto inner = nlohmann::ordered_json::parse(value.get_ref<const std::string&>(), nullptr, false);
+  return inner.is_discarded() ? value : inner;
+}
+
+/// The same columns of each row of a batch; the first of `fields` must be there.
+bool take_objects(const arrow::RecordBatch& batch, const std::vector<std::string>& fields, const Take& take) {
+  std::vector<std::pair<std::string, std::shared_ptr<arrow::Array>>> columns;
+  for (const std::string& field : fields) {
+    if (auto column = batch.GetColumnByName(field)) columns.emplace_back(field, std::move(column));
+  }
+  if (columns.empty() || columns.front().first != fields.front()) return false;
+  for (int64_t row = 0; row < batch.num_rows(); ++row) {
+    auto object = nlohmann::ordered_json::object();
+    for (const auto& [field, column] : columns) object[field] = parsed(value_of(*column, row));
+    take(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+  return true;
+}
+
+/// What is read of a table.
+struct Reading {
+  std::string field;                                        ///< the column that must be there
+  std::function<bool(std::string_view leaf)> needs;         ///< whether a leaf of a Parquet file is read
+  std::function<bool(const arrow::RecordBatch& rows)> use;  ///< false: they lack the column
+  TableOutcome (*missing)(const arrow::Schema& schema, const std::string& field);
+};
+
+arrow::Result<TableOutcome> read_batches(const NextBatch& next, const Reading& reading) {
   while (true) {
     ARROW_ASSIGN_OR_RAISE(const std::shared_ptr<arrow::RecordBatch> batch, next());
     if (batch == nullptr) return TableOutcome{};
-    const auto column = column_of(*batch, field);
-    if (column == nullptr || !take_column(*column, take)) return missing_column(*batch->schema(), field);
+    if (!reading.use(*batch)) return reading.missing(*batch->schema(), reading.field);
   }
 }
 
 arrow::Result<TableOutcome> read_parquet(const std::shared_ptr<arrow::io::RandomAccessFile>& file,
-                                         const std::string& field, const Take& take) {
+                                         const Reading& reading) {
   ARROW_ASSIGN_OR_RAISE(const std::unique_ptr<parquet::arrow::FileReader> reader,
                         parquet::arrow::OpenFile(file, arrow::default_memory_pool()));
   const auto metadata = reader->parquet_reader()->metadata();
   std::vector<int> columns;
   for (int i = 0; i < metadata->num_columns(); ++i) {
-    if (metadata->schema()->Column(i)->path()->ToDotString() == field) columns.push_back(i);
+    if (reading.needs(metadata->schema()->Column(i)->path()->ToDotString())) columns.push_back(i);
   }
   std::shared_ptr<arrow::Schema> schema;
   ARROW_RETURN_NOT_OK(reader->GetSchema(&schema));
-  if (columns.empty()) return missing_column(*schema, field);
+  if (columns.empty()) return reading.missing(*schema, reading.field);
   std::vector<int> groups;
   for (int i = 0; i < metadata->num_row_groups(); ++i) groups.push_back(i);
   ARROW_ASSIGN_OR_RAISE(const std::unique_ptr<arrow::RecordBatchReader> batches,
                         reader->GetRecordBatchReader(groups, columns));
-  ARROW_ASSIGN_OR_RAISE(const TableOutcome outcome, read_batches([&] { return batches->Next(); }, field, take));
-  // A batch has only the requested column.
-  return outcome.fact.empty() ? outcome : missing_column(*schema, field);
+  ARROW_ASSIGN_OR_RAISE(const TableOutcome outcome, read_batches([&] { return batches->Next(); }, reading));
+  // A batch has only the requested columns.
+  return outcome.fact.empty() ? outcome : reading.missing(*schema, reading.field);
 }
 
 arrow::Result<TableOutcome> read_arrow_file(const std::shared_ptr<arrow::io::RandomAccessFile>& file,
-                                            const std::string& field, const Take& take) {
+                                            const Reading& reading) {
   ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::ipc::RecordBatchFileReader::Open(file));
   int index = 0;
   const auto next = [&]() -> arrow::Result<std::shared_ptr<arrow::RecordBatch>> {
     if (index == reader->num_record_batches()) return nullptr;
     return reader->ReadRecordBatch(index++);
   };
-  return read_batches(next, field, take);
+  return read_batches(next, reading);
 }
 
-arrow::Result<TableOutcome> read_any(const std::string& path, const std::string& field, const Take& take) {
+arrow::Result<TableOutcome> read_any(const std::string& path, const Reading& reading) {
   ARROW_ASSIGN_OR_RAISE(const std::shared_ptr<arrow::io::RandomAccessFile> file,
                         arrow::io::MemoryMappedFile::Open(path, arrow::io::FileMode::READ));
   ARROW_ASSIGN_OR_RAISE(const std::shared_ptr<arrow::Buffer> beginning, file->ReadAt(0, 8));
   const auto magic = static_cast<std::string_view>(*beginning);
-  if (magic.starts_with("PAR1")) return read_parquet(file, field, take);
-  if (magic.starts_with("ARROW1")) return read_arrow_file(file, field, take);
+  if (magic.starts_with("PAR1")) return read_parquet(file, reading);
+  if (magic.starts_with("ARROW1")) return read_arrow_file(file, reading);
   ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::ipc::RecordBatchStreamReader::Open(file));
-  return read_batches([&] { return reader->Next(); }, field, take);
+  return read_batches([&] { return reader->Next(); }, reading);
+}
+
+TableOutcome missing_objects(const arrow::Schema& schema, const std::string& field) {
+  TableOutcome outcome{.fact = "has no column " + field + "; its columns are ", .columns = schema.field_names()};
+  for (size_t i = 0; i < outcome.columns.size(); ++i) outcome.fact += (i == 0 ? "" : ", ") + outcome.columns[i];
+  return outcome;
+}
+
+void read(const std::string& path, const Reading& reading, TableOutcome& outcome) {
+  try {
+    const arrow::Result<TableOutcome> result = read_any(path, reading);
+    outcome = result.ok() ? *result : TableOutcome{.fact = result.status().ToString(), .columns = {}};
+  } catch (const std::invalid_argument& error) {
+    outcome = {.fact = error.what(), .columns = {}};
+  }
 }
 
 }  // namespace
@@ -133,6 +236,21 @@ arrow::Result<TableOutcome> read_any(const std::string& path, const std::string&
 extern "C" __attribute__((visibility("default"))) void caravan_read_table(
     const std::string& path, const std::string& field, const std::function<void(std::string_view text)>& take,
     caravan::TableOutcome& outcome) {
-  const arrow::Result<caravan::TableOutcome> result = caravan::read_any(path, field, take);
-  outcome = result.ok() ? *result : caravan::TableOutcome{.fact = result.status().ToString(), .columns = {}};
+  const auto needs = [&](std::string_view leaf) { return leaf == field; };
+  const auto use = [&](const arrow::RecordBatch& rows) {
+    const auto column = caravan::column_of(rows, field);
+    return column != nullptr && caravan::take_column(*column, take);
+  };
+  caravan::read(path, {field, needs, use, caravan::missing_column}, outcome);
+}
+
+extern "C" __attribute__((visibility("default"))) void caravan_read_table_objects(
+    const std::string& path, const std::vector<std::string>& fields,
+    const std::function<void(std::string_view json)>& take, caravan::TableOutcome& outcome) {
+  const auto needs = [&](std::string_view leaf) {
+    const std::string_view column = leaf.substr(0, leaf.find('.'));
+    return std::find(fields.begin(), fields.end(), column) != fields.end();
+  };
+  const auto use = [&](const arrow::RecordBatch& rows) { return caravan::take_objects(rows, fields, take); };
+  caravan::read(path, {fields.front(), needs, use, caravan::missing_objects}, outcome);
 }

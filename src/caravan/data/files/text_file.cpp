@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kDecoding = 1;  ///< increment when the same file decodes to other documents
+constexpr uint64_t kDecoding = 2;  ///< increment when the same file decodes to other documents
 constexpr std::array<char, 8> kTextMagic{'C', 'R', 'V', 'T', 'E', 'X', 'T', 'S'};
 constexpr size_t kAlignment = sizeof(uint64_t);
 
@@ -31,11 +31,12 @@ struct TextHeader {
   uint64_t num_documents;
   uint64_t text_bytes;
   uint64_t num_skipped_lines;
+  uint64_t num_last_alone;
   // Over the text, the ends, and the fields above.
   uint64_t hash_high;
   uint64_t hash_low;
 };
-static_assert(sizeof(TextHeader) == 48);
+static_assert(sizeof(TextHeader) == 56);
 
 size_t padding_of(size_t bytes) { return (kAlignment - bytes % kAlignment) % kAlignment; }
 
@@ -100,11 +101,7 @@ class Decoding {
       } else if (format_.chat == nullptr) {
         add_text(text_field(object, format_.field, source_, number));
       } else {
-        const nlohmann::json tools = object.contains("tools") ? object["tools"] : nlohmann::json();
-        add_text(format_.chat
-                     ->render(json_field(object, format_.field, source_, number), tools,
-                              fmt::format("{}:{}", source_.string(), number))
-                     .to_json());
+        add_text(rendered(object, line, number));
       }
       end_document();
     } catch (const DataError& error) {
@@ -127,6 +124,25 @@ class Decoding {
   }
 
  private:
+  /// Null: the line has none.
+  static const nlohmann::ordered_json* share_gpt_of(const nlohmann::ordered_json& object) {
+    const nlohmann::ordered_json* said = find_field(object, "conversations");
+    const bool is_it = said != nullptr && said->is_array() && !said->empty() && said->front().contains("from");
+    return is_it ? said : nullptr;
+  }
+
+  std::string rendered(const nlohmann::json& object, std::string_view line, int64_t number) {
+    // Templates write tools and their parameters in the order of the file.
+    const auto ordered = nlohmann::ordered_json::parse(line);
+    const nlohmann::ordered_json* messages = find_field(ordered, format_.field);
+    if (messages == nullptr) messages = share_gpt_of(ordered);  // which render refuses with its conversion
+    if (messages == nullptr) json_field(object, format_.field, source_, number);
+    const RenderedChat chat = format_.chat->render(*messages, ordered.value("tools", nlohmann::ordered_json()),
+                                                   fmt::format("{}:{}", source_.string(), number));
+    if (chat.has_last_alone) ++header_.num_last_alone;
+    return chat.to_json();
+  }
+
   fs::path to_;
   const fs::path& source_;
   const TextFormat& format_;
@@ -150,7 +166,22 @@ Content kind_of_content(std::string_view content, const fs::path& path) {
   return has_json_lines(content, path) ? Content::json_lines : Content::text;
 }
 
-void decode(std::string_view content, const fs::path& path, Content kind, const std::string& field, Decoding& decoding,
+void decode_table(const fs::path& path, const TextFormat& format, Decoding& decoding, DataObserver& observer) {
+  if (format.chat != nullptr) {
+    read_table_objects(path, format.field, {"tools"}, [&](int64_t row, std::string_view json) {
+      decoding.add_json(row, json);
+      observer.advance(static_cast<int64_t>(json.size()));
+    });
+    return;
+  }
+  read_table(path, format.field, [&](std::string_view text) {
+    decoding.add_text(text);
+    decoding.end_document();
+    observer.advance(static_cast<int64_t>(text.size()));
+  });
+}
+
+void decode(std::string_view content, const fs::path& path, Content kind, const TextFormat& format, Decoding& decoding,
             DataObserver& observer) {
   LineSplitter lines([&](int64_t number, std::string_view line) {
     observer.advance(0);  // the template of a chat may take seconds
@@ -164,11 +195,7 @@ void decode(std::string_view content, const fs::path& path, Content kind, const 
     }
   };
   if (kind == Content::table) {
-    read_table(path, field, [&](std::string_view text) {
-      decoding.add_text(text);
-      decoding.end_document();
-      observer.advance(static_cast<int64_t>(text.size()));
-    });
+    decode_table(path, format, decoding, observer);
   } else if (is_compressed(content)) {
     decompress(content, path, use, observer);
   } else {
@@ -218,9 +245,9 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
     : file_(path, "data") {
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
   const Content kind = kind_of_content(file_.text(), path);
-  if (kind != Content::json_lines && format.chat != nullptr) {
+  if (kind == Content::text && format.chat != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
-                     "give a .jsonl file with a list of messages in each line"});
+                     "give a .jsonl file with a list of messages in each line, or a table of them"});
   }
   if (kind != Content::json_lines && format.record != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no records", "",
@@ -244,7 +271,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   };
   const auto build = [&] {
     Decoding decoding(decoded_file, path, format);
-    decode(file_.text(), path, kind, format.field, decoding, observer);
+    decode(file_.text(), path, kind, format, decoding, observer);
   };
   find_or_build(decoded_file, open, build, observer);
   if (!decoded && !open()) {
@@ -252,6 +279,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   }
   file_ = std::move(mapped);
   num_skipped_lines_ = static_cast<int64_t>(decoded->header.num_skipped_lines);
+  num_last_alone_ = static_cast<int64_t>(decoded->header.num_last_alone);
   uint64_t begin = 0;
   for (const uint64_t end : decoded->ends) {
     documents_.push_back(decoded->text.substr(begin, end - begin));

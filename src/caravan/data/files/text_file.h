@@ -40,12 +40,15 @@ class TextFile {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept { return num_skipped_lines_; }
+  /// Chats of which only the last answer is learned: RenderedChat::has_last_alone.
+  int64_t num_last_alone() const noexcept { return num_last_alone_; }
 
  private:
   std::shared_ptr<const CacheLock> use_;  ///< lock on a file in the cache
   MappedFile file_;
   std::vector<std::string_view> documents_;
   int64_t num_skipped_lines_ = 0;
+  int64_t num_last_alone_ = 0;
 };
 
 }  // namespace caravan

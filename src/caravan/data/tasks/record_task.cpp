@@ -15,10 +15,6 @@ std::span<const int32_t> first_of(const std::vector<int32_t>& ids, int64_t count
   return std::span(ids).first(static_cast<size_t>(count));
 }
 
-int64_t pad_of(const Tokenizer& tokenizer) {
-  return tokenizer.pad_token().value_or(tokenizer.end_of_text().value_or(0));
-}
-
 void check_room(const char* key, int64_t context, int64_t least, const char* what) {
   if (context >= least) return;
   throw ShapeError({"data", key, fmt::format("is {}: a row has no room for {}", context, what), "",
@@ -46,7 +42,7 @@ std::pair<int64_t, int64_t> longest_first(int64_t first, int64_t second, int64_t
 }
 
 ClassifyTask::ClassifyTask(const Tokenizer& tokenizer, int64_t context, bool are_pairs, LabelPlace place)
-    : tokenizer_(tokenizer), context_(context), pad_(pad_of(tokenizer)), are_pairs_(are_pairs), place_(place) {
+    : tokenizer_(tokenizer), context_(context), pad_(filling_token(tokenizer)), are_pairs_(are_pairs), place_(place) {
   const std::vector<int32_t> none;
   const Encoding special = are_pairs ? tokenizer.with_special_tokens(none, none) : tokenizer.with_special_tokens(none);
   num_special_ = static_cast<int64_t>(special.ids.size());
@@ -81,7 +77,7 @@ void ClassifyTask::fill(const RecordList::Texts& record, const RowBuffers& row) 
 }
 
 PairTask::PairTask(const Tokenizer& tokenizer, const Settings& settings)
-    : tokenizer_(tokenizer), settings_(settings), end_(end_token(tokenizer, "pairs")), pad_(pad_of(tokenizer)) {
+    : tokenizer_(tokenizer), settings_(settings), end_(end_token(tokenizer, "pairs")), pad_(filling_token(tokenizer)) {
   const std::vector<int32_t> probe{end_ == 0 ? 1 : 0};
   adds_end_ = tokenizer.with_special_tokens(probe).ids.back() == end_;
   num_special_ = static_cast<int64_t>(ended({}, true).size());
@@ -164,12 +160,10 @@ std::optional<double> RecordTaskRows::epochs(size_t source, int64_t samples) con
 }
 
 void RecordTaskRows::fill(int64_t first, const RowBuffers& rows) const {
-  const RowShape shape = task_->shape();
-  const int64_t count = rows.num_rows(shape);
-  for (int64_t row = 0; row < count; ++row) {
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
     const auto [records, record] = record_of(first + row);
-    task_->fill(records->read(record), rows.row(row, shape.length));
-  }
+    task_->fill(records->read(record), one);
+  });
 }
 
 int64_t RecordTaskRows::num_targets(int64_t first, int64_t rows) const {
@@ -182,16 +176,10 @@ int64_t RecordTaskRows::num_targets(int64_t first, int64_t rows) const {
 }
 
 void RecordTaskValidation::fill(int64_t first, const RowBuffers& rows) const {
-  const RowShape shape = task_->shape();
-  const int64_t count = rows.num_rows(shape);
-  for (int64_t row = 0; row < count; ++row) {
-    const RowBuffers one = rows.row(row, shape.length);
-    if (first + row < size()) {
-      task_->fill(records_.read(first + row), one);
-    } else {
-      fill_padding(one);
-    }
-  }
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
+    if (first + row >= size()) return fill_padding(one);
+    task_->fill(records_.read(first + row), one);
+  });
 }
 
 int64_t RecordTaskValidation::num_targets() const {

@@ -50,8 +50,7 @@ int32_t class_of(const Record& record, const std::vector<std::string>& classes,
   if (classes.empty()) return 0;
   const auto found = std::ranges::find(classes, record.label);
   if (found != classes.end()) return static_cast<int32_t>(found - classes.begin());
-  throw DataError({"data", place(),
-                   fmt::format("its label {} is none of the {} of the training records", record.label, classes.size()),
+  throw DataError({"data", place(), fmt::format("its label {} is none of the {} classes", record.label, classes.size()),
                    "", fmt::format("the nearest is {}", nearest(record.label, classes))});
 }
 
@@ -72,19 +71,8 @@ RecordTokens open_or_build_records(const std::filesystem::path& cache_dir, std::
   SecondPass hashing(observer);
   const ContentHash of_tokens = hash_of("record tokens", records, tokenizer, classes, hashing);
   const ContentHash of_index = hash_of("record index", records, tokenizer, classes, hashing);
-  const std::filesystem::path path = cache_dir / (of_tokens.hex() + ".tokens");
-  const std::filesystem::path index_path = cache_dir / (of_index.hex() + ".tokens");
-  std::optional<TokenFile> tokens, index;
-  const auto find = [&] {
-    tokens = TokenFile::find(path, of_tokens, tokenizer.vocab_size(), observer);
-    index = TokenFile::find(index_path, of_index, kLargestNumber, observer);
-    return tokens && index;
-  };
-  std::vector<std::shared_ptr<const CacheLock>> uses;  // until the files are open
-  const auto build = [&] {
+  const auto build = [&](TokenFileWriter& ids, TokenFileWriter& numbers) {
     observer.begin("tokenizing", num_bytes(records));
-    TokenFileWriter ids(path, tokenizer.vocab_size());
-    TokenFileWriter numbers(index_path, kLargestNumber);
     int64_t bytes = 0;
     for (const std::string_view json : records) {
       const Record record = Record::from_json(json);
@@ -97,11 +85,12 @@ RecordTokens open_or_build_records(const std::filesystem::path& cache_dir, std::
       bytes += static_cast<int64_t>(record.first.size() + record.second.size());
       observer.advance(static_cast<int64_t>(json.size()));
     }
-    uses = {numbers.finish(0, of_index), ids.finish(bytes, of_tokens)};
+    return bytes;
   };
-  find_or_build(path, find, build, observer);
-  if (!tokens || !index) return {TokenFile::open(path, observer), TokenFile::open(index_path, observer)};
-  return {std::move(*tokens), std::move(*index)};
+  auto [tokens, index] = open_or_build_both(
+      cache_dir, {of_tokens, tokenizer.vocab_size()}, {of_index, kLargestNumber}, build,
+      [](const TokenFile&, const TokenFile&) { return true; }, observer);
+  return {std::move(tokens), std::move(index)};
 }
 
 RecordList::RecordList(const TokenFile& tokens, const TokenFile& index) : tokens_(&tokens), index_(&index) {

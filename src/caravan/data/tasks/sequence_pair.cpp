@@ -38,4 +38,8 @@ int64_t end_token(const Tokenizer& tokenizer, const char* task) {
                     "use a tokenizer with an eos_token"});
 }
 
+int64_t filling_token(const Tokenizer& tokenizer) {
+  return tokenizer.pad_token().value_or(tokenizer.end_of_text().value_or(0));
+}
+
 }  // namespace caravan

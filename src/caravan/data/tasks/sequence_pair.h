@@ -27,4 +27,8 @@ void fill_sequence_pair(std::span<const int64_t> source, std::span<const int64_t
 /// it has neither.
 int64_t end_token(const Tokenizer& tokenizer, const char* task);
 
+/// The token that fills rows, and that targets start from where a model names none: the tokenizer's pad token, else its
+/// end-of-text token, else 0.
+int64_t filling_token(const Tokenizer& tokenizer);
+
 }  // namespace caravan

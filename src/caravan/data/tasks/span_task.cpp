@@ -57,12 +57,14 @@ SpanTask::SpanTask(const Tokenizer& tokenizer, int64_t source_context, int64_t c
       context_(context),
       start_(decoder_start),
       end_(end_token(tokenizer, "spans")),
-      pad_(tokenizer.pad_token().value_or(end_)) {
+      pad_(filling_token(tokenizer)) {
   if (lengths_.source != source_context) {
-    throw ShapeError({"data", "model.source_context",
-                      fmt::format("is {}, but sources of data.mask_rate {} and data.span_length {} have {} or more",
-                                  source_context, rule.rate, rule.mean_length, lengths_.source),
-                      "", fmt::format("use {}", lengths_.source)});
+    throw ShapeError(
+        {"data", "model.source_context",
+         fmt::format("is {}, but with data.mask_rate {} and data.span_length {} no text leaves a source of "
+                     "so many tokens",
+                     source_context, rule.rate, rule.mean_length),
+         "", fmt::format("use {} or {}", lengths_.source, span_lengths_of(lengths_.window + 1, rule).source)});
   }
   if (lengths_.target > context) {
     throw ShapeError({"data", "model.context",

@@ -11,6 +11,8 @@
 
 namespace caravan {
 
+class WholeDocuments;
+
 /// What the rows of a task have beside ids and labels.
 struct RowShape {
   int64_t length = 0;       ///< tokens of a row
@@ -38,6 +40,13 @@ struct RowBuffers {
   int64_t num_rows(const RowShape& shape) const;
   RowBuffers row(int64_t index, int64_t length) const;
 };
+
+/// Calls fill(index, its buffers) for each row.
+template <class Fill>
+void for_each_row(const RowBuffers& rows, const RowShape& shape, const Fill& fill) {
+  const int64_t count = rows.num_rows(shape);
+  for (int64_t row = 0; row < count; ++row) fill(row, rows.row(row, shape.length));
+}
 
 /// The rows of a training run, whatever its task (data.task). Sample k, where k = step * global_batch + row in the
 /// global batch, depends only on (data, task, seed, k): not on the number of ranks, on accumulation or on restarts. Any
@@ -82,6 +91,9 @@ class TaskRows {
   }
   /// Whether all samples before `end` have been prepared; the same on ranks that have prepared the same samples.
   virtual bool is_ready(int64_t /*end*/) const { return true; }
+
+  /// The sequences of a source of whole documents; null if its rows are something else, or streamed.
+  virtual const WholeDocuments* whole_documents(size_t /*source*/) const { return nullptr; }
 };
 
 /// The rows of an evaluation, in order. They are the same in every evaluation and every run of the same data and task:

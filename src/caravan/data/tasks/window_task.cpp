@@ -17,13 +17,11 @@ WindowTaskRows::WindowTaskRows(TrainWindows windows, std::shared_ptr<const Windo
 }
 
 void WindowTaskRows::fill(int64_t first, const RowBuffers& rows) const {
-  const RowShape shape = task_->shape();
-  const int64_t count = rows.num_rows(shape);
   std::vector<int64_t> window(static_cast<size_t>(task_->window()));
-  for (int64_t row = 0; row < count; ++row) {
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
     windows_.read(first + row, window);
-    task_->fill(window, seed_, first + row, rows.row(row, shape.length));
-  }
+    task_->fill(window, seed_, first + row, one);
+  });
 }
 
 int64_t WindowTaskRows::num_targets(int64_t first, int64_t rows) const {
@@ -53,16 +51,10 @@ std::vector<int64_t> WindowTaskValidation::read(int64_t row) const {
 }
 
 void WindowTaskValidation::fill(int64_t first, const RowBuffers& rows) const {
-  const RowShape shape = task_->shape();
-  const int64_t count = rows.num_rows(shape);
-  for (int64_t row = 0; row < count; ++row) {
-    const RowBuffers one = rows.row(row, shape.length);
-    if (first + row < size()) {
-      task_->fill(read(first + row), kValidationSeed, first + row, one);
-    } else {
-      fill_padding(one);
-    }
-  }
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
+    if (first + row >= size()) return fill_padding(one);
+    task_->fill(read(first + row), kValidationSeed, first + row, one);
+  });
 }
 
 int64_t WindowTaskValidation::num_targets() const {

@@ -228,7 +228,12 @@ Tokenizer train_bpe(std::span<const std::string_view> documents, int64_t vocab_s
     return out.special_ids[static_cast<size_t>(found - special.begin())];
   };
   const auto begin = id_of("[CLS]"), end = id_of("[SEP]");
-  if (begin && end) out.around = {*begin, *end};
+  if (begin && end) {
+    out.before = begin;
+    out.after = end;
+  } else if (options.ends_texts) {
+    out.after = id_of(options.end_of_text);
+  }
   return Tokenizer::from_json(write_tokenizer_json(out), "the trained tokenizer");
 }
 

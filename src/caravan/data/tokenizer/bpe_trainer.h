@@ -15,6 +15,7 @@ struct BpeTrainerOptions {
   /// Others, which follow it. With [CLS] and [SEP] among them, `[CLS] $A [SEP]` is what a model gets for a text, and
   /// `[CLS] $A [SEP] $B [SEP]`, of types 0 and 1, for a pair.
   std::vector<std::string> more_special{};
+  bool ends_texts = false;    ///< without [CLS] and [SEP]: the end-of-text token ends what a model gets for a text
   int64_t min_frequency = 2;  ///< less frequent pairs are not merged
 };
 

@@ -60,9 +60,10 @@ std::string read_character(const JsonReader& json);
 struct WrittenTokenizer {
   std::vector<std::string> tokens;  ///< by id, as bytes; special tokens as text
   std::vector<MergeTable::Merge> merges;
-  std::vector<int32_t> special_ids{};                   ///< of tokens
-  std::optional<std::pair<int32_t, int32_t>> around{};  ///< special tokens before and after a text, and each of a pair
-  bool cuts_words = true;                               ///< splits by GPT-2's pattern; else a text is one word
+  std::vector<int32_t> special_ids{};  ///< of tokens
+  std::optional<int32_t> before{};     ///< special token before a text, or a pair
+  std::optional<int32_t> after{};      ///< after a text, and after each of a pair
+  bool cuts_words = true;              ///< splits by GPT-2's pattern; else a text is one word
 };
 /// A tokenizer.json that `tokenizers` and `transformers` load.
 std::string write_tokenizer_json(const WrittenTokenizer& tokenizer);

@@ -13,27 +13,26 @@ using Json = nlohmann::ordered_json;
 
 /// [CLS] $A [SEP], and [CLS] $A [SEP] $B:1 [SEP]:1.
 Json template_of(const WrittenTokenizer& tokenizer) {
-  if (!tokenizer.around) return nullptr;
+  if (!tokenizer.before && !tokenizer.after) return nullptr;
   const auto text_of = [&](int32_t id) { return tokenizer.tokens[static_cast<size_t>(id)]; };
-  const std::string begin = text_of(tokenizer.around->first), end = text_of(tokenizer.around->second);
-  const auto token = [](const std::string& text, int type) {
-    return Json{{"SpecialToken", {{"id", text}, {"type_id", type}}}};
+  const auto put = [&](Json& list, std::optional<int32_t> id, int type) {
+    if (id) list.push_back(Json{{"SpecialToken", {{"id", text_of(*id)}, {"type_id", type}}}});
   };
   const auto sequence = [](const char* name, int type) {
     return Json{{"Sequence", {{"id", name}, {"type_id", type}}}};
   };
-  const auto about = [](const std::string& text, int32_t id) {
-    return Json{{"id", text}, {"ids", {id}}, {"tokens", {text}}};
-  };
-  const Json single = Json::array({token(begin, 0), sequence("A", 0), token(end, 0)});
+  Json single = Json::array();
+  put(single, tokenizer.before, 0);
+  single.push_back(sequence("A", 0));
+  put(single, tokenizer.after, 0);
   Json pair = single;
   pair.push_back(sequence("B", 1));
-  pair.push_back(token(end, 1));
-  return {{"type", "TemplateProcessing"},
-          {"single", single},
-          {"pair", pair},
-          {"special_tokens",
-           {{begin, about(begin, tokenizer.around->first)}, {end, about(end, tokenizer.around->second)}}}};
+  put(pair, tokenizer.after, 1);
+  Json tokens = Json::object();
+  for (const std::optional<int32_t> id : {tokenizer.before, tokenizer.after}) {
+    if (id) tokens[text_of(*id)] = {{"id", text_of(*id)}, {"ids", {*id}}, {"tokens", {text_of(*id)}}};
+  }
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "caravan/data/windows/sampler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -18,21 +19,6 @@ void check_context(int64_t context) {
 }
 
 }  // namespace
-
-int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels) {
-  if (input_ids.size() == labels.size() && static_cast<int64_t>(input_ids.size()) % context == 0) {
-    return static_cast<int64_t>(input_ids.size()) / context;
-  }
-  throw ShapeError(
-      {.op = "data",
-       .subject = "a batch",
-       .fact = fmt::format("of {} input ids and {} labels, in rows of {}", input_ids.size(), labels.size(), context),
-       .action = "give both rows * context elements"});
-}
-
-std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context) {
-  return all.subspan(static_cast<size_t>(row * context), static_cast<size_t>(context));
-}
 
 Sampler::Sampler(int64_t num_tokens, int64_t context, uint64_t seed, const std::string& name)
     : context_(context), seed_(seed) {
@@ -60,7 +46,7 @@ int64_t Sampler::offset(int64_t sample) const {
 
 ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents,
                                      std::optional<int64_t> stride, const TokenFile* marks)
-    : tokens_(tokens), context_(context), stride_(stride.value_or(context)), documents_(documents), marks_(marks) {
+    : text_{&tokens, documents, marks}, context_(context), stride_(stride.value_or(context)) {
   check_context(context);
   if (stride_ < 1 || stride_ > context_) {
     throw ShapeError({.op = "data",
@@ -75,13 +61,28 @@ ValidationWindows::ValidationWindows(const TokenFile& tokens, int64_t context, c
                    .action = "give more text, or raise data.validation_fraction"});
 }
 
+ValidationWindows::ValidationWindows(const RowText& text, std::shared_ptr<const WholeDocuments> whole)
+    : text_(text), context_(whole->context()), stride_(context_), whole_(std::move(whole)) {
+  if (whole_->size() > 0) return;
+  throw DataError({.op = "data",
+                   .subject = "the validation text",
+                   .fact = fmt::format("has no target in any of its {} documents", whole_->counts().documents),
+                   .action = "give more text, or raise data.validation_fraction"});
+}
+
 RowShape ValidationWindows::shape() const {
-  const bool has_documents = documents_ != nullptr;
+  const bool has_documents = text_.documents != nullptr;
   return {.length = context_, .has_documents = has_documents, .has_positions = has_documents};
 }
 
+int64_t ValidationWindows::size() const noexcept {
+  if (whole_ != nullptr) return whole_->size();
+  return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_;
+}
+
 int64_t ValidationWindows::num_targets() const {
-  if (marks_ == nullptr) return last() - (documents_ == nullptr ? 0 : documents_->num_ends(0, last()));
+  if (whole_ != nullptr) return whole_->num_targets();
+  if (text_.marks == nullptr) return last() - (text_.documents == nullptr ? 0 : text_.documents->num_ends(0, last()));
   const auto length = static_cast<size_t>(context_);
   std::vector<int64_t> ids(length), labels(length), documents(length), positions(length);
   int64_t count = 0;
@@ -92,24 +93,20 @@ int64_t ValidationWindows::num_targets() const {
   return count;
 }
 
-void ValidationWindows::fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
-                             std::span<int64_t> documents, std::span<int64_t> positions) const {
-  const int64_t rows = num_rows(context_, input_ids, labels);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t window = first_window + row;
-    const int64_t first = window < size() ? window * stride_ : last();
-    const auto count = static_cast<size_t>(std::min(context_, last() - first));
-    const std::span<int64_t> inputs = row_of(input_ids, row, context_);
-    const std::span<int64_t> targets = row_of(labels, row, context_);
-    tokens_.read(first, inputs.first(count));
-    tokens_.read(first + 1, targets.first(count));
-    if (marks_ != nullptr) mark_answers(*marks_, first, targets.first(count));
-    std::ranges::fill(inputs.subspan(count), 0);
-    std::ranges::fill(targets.subspan(count), kIgnoredLabel);
-    if (window > 0) std::ranges::fill(targets.first(static_cast<size_t>(context_ - stride_)), kIgnoredLabel);
-    if (documents_ == nullptr) continue;
-    documents_->mark(first, targets, row_of(documents, row, context_), row_of(positions, row, context_));
-  }
+/// Nothing for a row after the last.
+std::vector<TextPiece> ValidationWindows::pieces_of(int64_t row) const {
+  if (row >= size()) return {};
+  if (whole_ != nullptr) return whole_->pieces(row);
+  const int64_t first = row * stride_;
+  return {{.first = first, .count = std::min(context_, last() - first)}};
+}
+
+void ValidationWindows::fill(int64_t first, const RowBuffers& rows) const {
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
+    fill_row(text_, pieces_of(first + row), one);
+    if (first + row == 0) return;
+    std::ranges::fill(one.labels.first(static_cast<size_t>(context_ - stride_)), kIgnoredLabel);
+  });
 }
 
 }  // namespace caravan

@@ -1,14 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/files/documents.h"
 #include "caravan/data/tasks/task_rows.h"
+#include "caravan/data/windows/pieces.h"
 #include "caravan/data/windows/token_file.h"
+#include "caravan/data/windows/whole_documents.h"
 
 namespace caravan {
 
@@ -37,15 +40,12 @@ class Sampler {
   int64_t num_phases_;
 };
 
-/// The number of rows of `context` elements in both buffers. Throws ShapeError if either does not hold whole rows, or
-/// if their sizes differ.
-int64_t num_rows(int64_t context, std::span<int64_t> input_ids, std::span<int64_t> labels);
-std::span<int64_t> row_of(std::span<int64_t> all, int64_t row, int64_t context);
-
-/// The windows of an evaluation: every token except the first is a target in exactly one of them, with at most
-/// `context` tokens before it as input. Windows begin `stride` tokens apart. If they overlap (stride < context), the
-/// first context - stride targets of each window but the first belong to the previous window and are left out. So all
-/// others have at least context - stride tokens before them, at context / stride times the work.
+/// The rows of an evaluation: windows of a text, or its whole documents in sequences.
+///
+/// Of windows, every token except the first is a target in exactly one, with at most `context` tokens before it as
+/// input. Windows begin `stride` tokens apart. If they overlap (stride < context), the first context - stride targets
+/// of each window but the first belong to the previous window and are left out. So all others have at least context -
+/// stride tokens before them, at context / stride times the work.
 class ValidationWindows final : public ValidationRows {
  public:
   /// `documents`: the documents of the text, which do not see each other; null: the text is one document. `marks`: the
@@ -53,31 +53,30 @@ class ValidationWindows final : public ValidationRows {
   /// DataError for a text of fewer than 2 tokens, ShapeError for context < 1 or a stride that is not from 1 to context.
   ValidationWindows(const TokenFile& tokens, int64_t context, const Documents* documents = nullptr,
                     std::optional<int64_t> stride = {}, const TokenFile* marks = nullptr);
+  /// The sequences of `whole`, which is made of this text, in their order. Throws DataError if there are none.
+  ValidationWindows(const RowText& text, std::shared_ptr<const WholeDocuments> whole);
 
   int64_t context() const noexcept { return context_; }
-  int64_t size() const noexcept override { return last() <= context_ ? 1 : 2 + (last() - context_ - 1) / stride_; }
+  int64_t size() const noexcept override;
   int64_t num_targets() const override;
   RowShape shape() const override;
-  const Documents* documents() const noexcept { return documents_; }
-  int64_t text_bytes() const noexcept override { return tokens_.info().text_bytes; }
+  int64_t text_bytes() const noexcept override { return text_.tokens->info().text_bytes; }
 
-  void fill(int64_t first, const RowBuffers& rows) const override {
-    fill(first, rows.ids, rows.labels, rows.documents, rows.positions);
+  /// The last window, and rows after it, are padded, so that every rank can fill the same number of rows.
+  void fill(int64_t first, const RowBuffers& rows) const override;
+  void fill(int64_t first, std::span<int64_t> input_ids, std::span<int64_t> labels, std::span<int64_t> documents = {},
+            std::span<int64_t> positions = {}) const {
+    fill(first, {.ids = input_ids, .labels = labels, .documents = documents, .positions = positions});
   }
-  /// Fills rows as TrainWindows::fill does with the windows from `first_window` on. The last window, and rows after it,
-  /// are padded with token 0 and kIgnoredLabel, so that every rank can fill the same number of rows.
-  /// `documents` and `positions` are used only if the windows have documents: see Documents::mark.
-  void fill(int64_t first_window, std::span<int64_t> input_ids, std::span<int64_t> labels,
-            std::span<int64_t> documents = {}, std::span<int64_t> positions = {}) const;
 
  private:
-  int64_t last() const noexcept { return tokens_.size() - 1; }  ///< number of inputs of all windows
+  int64_t last() const noexcept { return text_.tokens->size() - 1; }  ///< number of inputs of all windows
+  std::vector<TextPiece> pieces_of(int64_t row) const;
 
-  const TokenFile& tokens_;
+  RowText text_;
   int64_t context_;
   int64_t stride_;
-  const Documents* documents_;
-  const TokenFile* marks_;
+  std::shared_ptr<const WholeDocuments> whole_{};  ///< null: rows are windows
 };
 
 }  // namespace caravan

@@ -13,12 +13,19 @@ StreamedWindows::StreamedWindows(TokenStreams& streams, size_t text, int64_t con
                                  std::optional<PackRule> packs)
     : streams_(streams), text_(text), context_(context), seed_(seed), packs_(packs) {
   windows_of(context + 1);  // checks it
+  if (!has_whole_documents() || streams_.fill()->context == context) return;
+  throw InternalError({"data", "a streamed text",
+                       fmt::format("has sequences of {} tokens, not {}", streams_.fill()->context, context), "", ""});
 }
 
 /// 0 for a shard that is too short for a window.
 int64_t StreamedWindows::windows_of(int64_t num_tokens) const {
   if (context_ >= 1 && num_tokens <= context_) return 0;
   return Sampler(num_tokens, context_, seed_).windows_per_epoch();
+}
+
+int64_t StreamedWindows::rows_of(const ShardRecord& record) const {
+  return has_whole_documents() ? record.num_sequences.value() : windows_of(record.num_tokens);
 }
 
 /// Shards of equal length are visited in different orders.
@@ -30,12 +37,14 @@ uint64_t StreamedWindows::seed_of(int64_t shard) const {
 void StreamedWindows::learn_next_shard(DataObserver& observer) {
   const auto next = static_cast<int64_t>(ends_.size());
   const ShardRecord record = streams_.record(text_, next, observer);
-  ends_.push_back((ends_.empty() ? 0 : ends_.back()) + windows_of(record.num_tokens));
+  ends_.push_back((ends_.empty() ? 0 : ends_.back()) + rows_of(record));
   is_whole_ = record.is_last;
   if (!is_whole_ || ends_.back() > 0) return;
   throw DataError({"data", "the training text " + streams_.name(text_),
-                   fmt::format("has no shard of {} tokens, which a window of context {} needs", context_ + 1, context_),
-                   "", "give more text, or lower model.context"});
+                   has_whole_documents() ? "has no document of two tokens or more"
+                                         : fmt::format("has no shard of {} tokens, which a window of context {} needs",
+                                                       context_ + 1, context_),
+                   "", has_whole_documents() ? "give more text" : "give more text, or lower model.context"});
 }
 
 StreamedWindows::Place StreamedWindows::place_of(int64_t sample, DataObserver& observer) {
@@ -52,7 +61,9 @@ std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shar
   TokenFile tokens = streams_.open(text_, shard, observer);
   std::optional<Documents> documents;
   if (packs_) documents.emplace(tokens, packs_->end_of_text, packs_->restarts);
-  return std::make_shared<const Shard>(Shard{shard, std::move(tokens), std::move(documents)});
+  std::optional<WholeDocuments> whole;
+  if (const auto& fill = streams_.fill()) whole.emplace(tokens, fill->end_of_text, fill->context);
+  return std::make_shared<const Shard>(Shard{shard, std::move(tokens), std::move(documents), std::move(whole)});
 }
 
 /// Null if the shard is not open.
@@ -64,7 +75,7 @@ std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::find(int64_t shar
   return open_.front();
 }
 
-StreamedWindows::Window StreamedWindows::window(int64_t sample) {
+StreamedWindows::Row StreamedWindows::row(int64_t sample) {
   const std::lock_guard lock(mutex_);
   const Place place = place_of(sample, DataObserver::none());
   std::shared_ptr<const Shard> shard = find(place.shard);
@@ -72,8 +83,14 @@ StreamedWindows::Window StreamedWindows::window(int64_t sample) {
     if (open_.size() == kMostOpen) open_.pop_back();
     shard = open_.emplace_front(open(place.shard, DataObserver::none()));
   }
+  if (shard->whole) {
+    const int64_t sequence = shard->whole->sequence_of(place.index, seed_of(place.shard));
+    std::vector<TextPiece> pieces = shard->whole->pieces(sequence);
+    const int64_t num_targets = shard->whole->num_targets(sequence);
+    return {.shard = std::move(shard), .pieces = std::move(pieces), .num_targets = num_targets};
+  }
   const int64_t offset = Sampler(shard->tokens.size(), context_, seed_of(place.shard)).offset(place.index);
-  return {std::move(shard), offset};
+  return {.shard = std::move(shard), .pieces = {{.first = offset, .count = context_}}};
 }
 
 std::vector<StreamedWindows::Seen> StreamedWindows::prepare(int64_t first, int64_t end, DataObserver& observer) {
@@ -100,7 +117,7 @@ bool StreamedWindows::is_ready(int64_t end) const {
   return end <= ready_until_;
 }
 
-std::optional<int64_t> StreamedWindows::windows_per_epoch() const {
+std::optional<int64_t> StreamedWindows::rows_per_epoch() const {
   const std::lock_guard lock(mutex_);
   return is_whole_ ? std::optional(ends_.back()) : std::nullopt;
 }

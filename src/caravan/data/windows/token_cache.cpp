@@ -53,4 +53,29 @@ TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const 
   return file ? std::move(*file) : TokenFile::open(path, observer);
 }
 
+TokensAndNumbers open_or_build_both(const std::filesystem::path& cache_dir, const CachedIds& tokens,
+                                    const CachedIds& numbers,
+                                    const std::function<int64_t(TokenFileWriter&, TokenFileWriter&)>& build,
+                                    const std::function<bool(const TokenFile&, const TokenFile&)>& fit,
+                                    DataObserver& observer) {
+  const std::filesystem::path path = cache_dir / (tokens.content.hex() + ".tokens");
+  const std::filesystem::path numbers_path = cache_dir / (numbers.content.hex() + ".tokens");
+  std::optional<TokenFile> of_tokens, of_numbers;
+  const auto look = [&] {
+    of_tokens = TokenFile::find(path, tokens.content, tokens.vocabulary, observer);
+    of_numbers = TokenFile::find(numbers_path, numbers.content, numbers.vocabulary, observer);
+    return of_tokens && of_numbers && fit(*of_tokens, *of_numbers);
+  };
+  std::vector<std::shared_ptr<const CacheLock>> uses;  // until the files are open
+  const auto build_both = [&] {
+    TokenFileWriter ids(path, tokens.vocabulary);
+    TokenFileWriter beside(numbers_path, numbers.vocabulary);
+    const int64_t text_bytes = build(ids, beside);
+    uses = {beside.finish(0, numbers.content), ids.finish(text_bytes, tokens.content)};
+  };
+  find_or_build(path, look, build_both, observer);
+  if (!of_tokens || !of_numbers) return {TokenFile::open(path, observer), TokenFile::open(numbers_path, observer)};
+  return {std::move(*of_tokens), std::move(*of_numbers)};
+}
+
 }  // namespace caravan

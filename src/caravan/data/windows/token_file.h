@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -81,5 +82,24 @@ class TokenFileWriter {
 /// text that is not UTF-8, ResourceError if the folder or the file cannot be written, and what `observer` throws.
 TokenFile open_or_build(const std::filesystem::path& cache_dir, std::span<const std::string_view> documents,
                         const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
+
+/// A file of the cache by its content, with ids below `vocabulary`.
+struct CachedIds {
+  ContentHash content;
+  int64_t vocabulary = 0;
+};
+
+/// Tokens, and numbers that belong to them, in two files of the cache that are built together.
+struct TokensAndNumbers {
+  TokenFile tokens;
+  TokenFile numbers;
+};
+
+/// As open_or_build, for two files. `build` appends to both, and returns the bytes of the text; it is called if one is
+/// missing or damaged, or if `fit` says that what was found does not belong together.
+TokensAndNumbers open_or_build_both(
+    const std::filesystem::path& cache_dir, const CachedIds& tokens, const CachedIds& numbers,
+    const std::function<int64_t(TokenFileWriter& tokens, TokenFileWriter& numbers)>& build,
+    const std::function<bool(const TokenFile& tokens, const TokenFile& numbers)>& fit, DataObserver& observer);
 
 }  // namespace caravan

@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/data/windows/whole_documents.h"
 
 namespace caravan {
 namespace {
@@ -16,24 +17,30 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kLookAgain{20};
-constexpr const char* kRecordMagic = "caravan-shard-2";
+/// Of shards of windows, and of shards of sequences, whose number is known.
+constexpr const char* kWindowsMagic = "caravan-shard-2";
+constexpr const char* kSequencesMagic = "caravan-shard-3";
 
 /// Thrown to end the building thread. Never leaves this file.
 struct StreamsCancelled {};
 
 std::string to_text(const ShardRecord& record) {
-  return fmt::format("{} {} {} {} {} {:d}", record.content.high, record.content.low, record.num_tokens, record.end.file,
-                     record.end.offset, record.is_last);
+  return fmt::format("{} {} {} {} {} {:d}{}", record.content.high, record.content.low, record.num_tokens,
+                     record.end.file, record.end.offset, record.is_last,
+                     record.num_sequences ? fmt::format(" {}", *record.num_sequences) : "");
 }
 
 std::istream& operator>>(std::istream& in, ShardRecord& record) {
-  return in >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >> record.end.offset >>
-         record.is_last;
+  in >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >> record.end.offset >>
+      record.is_last;
+  if (record.num_sequences) in >> *record.num_sequences;
+  return in;
 }
 
 /// The line of a file: the record, and a hash of it.
 std::string line_of(const ShardRecord& record) {
-  const std::string text = fmt::format("{} {}", kRecordMagic, to_text(record));
+  const std::string text =
+      fmt::format("{} {}", record.num_sequences ? kSequencesMagic : kWindowsMagic, to_text(record));
   ContentHasher hasher;
   hasher.update(text);
   return text + " " + hasher.value().hex();
@@ -46,12 +53,19 @@ std::optional<ShardRecord> read_record(const fs::path& path) {
   ShardRecord record;
   std::getline(file, line);
   std::istringstream words(line);
-  if (!(words >> magic >> record) || line != line_of(record)) return std::nullopt;
+  words >> magic;
+  if (magic == kSequencesMagic) record.num_sequences = 0;
+  if (!(words >> record) || line != line_of(record)) return std::nullopt;
   return record;
 }
 
 void write_record(const fs::path& path, const ShardRecord& record) {
   write_file_durably(path, line_of(record) + "\n", "data");
+}
+
+std::optional<int64_t> num_sequences(const TokenFile& tokens, const std::optional<FillRule>& fill) {
+  if (!fill) return std::nullopt;
+  return WholeDocuments(tokens, fill->end_of_text, fill->context).size();
 }
 
 }  // namespace
@@ -105,6 +119,7 @@ fs::path TokenStreams::record_path(const Work& work) const {
         static_cast<uint64_t>(tokenizer_.end_of_text().value_or(-1)), static_cast<uint64_t>(work.shard)}) {
     hasher.update(part);
   }
+  if (options_.fill) hasher.update(static_cast<uint64_t>(options_.fill->context));
   return options_.cache / (hasher.value().hex() + ".shard");
 }
 
@@ -153,7 +168,8 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
   const ShardRecord record{.content = tokens.info().content,
                            .num_tokens = tokens.size(),
                            .end = shard.end,
-                           .is_last = text.text.is_end(shard.end)};
+                           .is_last = text.text.is_end(shard.end),
+                           .num_sequences = num_sequences(tokens, options_.fill)};
   write_record(record_path(work), record);
   {
     const std::lock_guard lock(mutex_);
@@ -265,6 +281,7 @@ void TokenStreams::add_records(const std::string& records) {
   std::istringstream lines(records);
   size_t text = 0;
   ShardRecord record;
+  if (options_.fill) record.num_sequences = 0;
   while (lines >> text >> record) texts_.at(text).records.push_back(record);
 }
 

@@ -24,6 +24,13 @@ struct ShardRecord {
   int64_t num_tokens = 0;
   TextPlace end;
   bool is_last = false;
+  std::optional<int64_t> num_sequences{};  ///< with a FillRule
+};
+
+/// Rows are whole documents in sequences, and not windows: see WholeDocuments.
+struct FillRule {
+  int64_t end_of_text = 0;
+  int64_t context = 0;
 };
 
 /// The texts of a run as token files in the cache, one for each shard. They are built in the background during the run,
@@ -43,6 +50,7 @@ class TokenStreams {
     std::optional<int64_t> cache_limit_bytes{};
     bool builds = true;
     int64_t num_ahead = 4;  ///< shards that are built before they are requested
+    std::optional<FillRule> fill{};
   };
   TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options);
   /// Cancels what is being built.
@@ -58,6 +66,7 @@ class TokenStreams {
   /// Identifies each file of a text: see StreamedText::file_contents.
   std::vector<StreamedText::FileContent> file_contents(size_t text) const { return texts_[text].text.file_contents(); }
   bool builds() const noexcept { return options_.builds; }
+  const std::optional<FillRule>& fill() const noexcept { return options_.fill; }
 
   /// The record of a shard, which follows one that is not the last. Any thread. A process that builds waits until the
   /// shard has been tokenized, and throws the errors of tokenization and of `observer`; later calls rethrow the error

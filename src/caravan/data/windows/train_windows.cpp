@@ -15,48 +15,74 @@ std::vector<WeighedSource> weights_of(const std::vector<TrainSource>& sources) {
   return weights;
 }
 
+void check_sequences(const TrainSource& source, int64_t context) {
+  const WholeDocuments& whole = *source.whole;
+  if (whole.context() != context) {
+    throw InternalError(
+        {"data", "sequences", fmt::format("have {} tokens, and rows {}", whole.context(), context), "", ""});
+  }
+  if (whole.size() > 0) return;
+  throw DataError({.op = "data",
+                   .subject = source.name.empty() ? "the training text" : "the training text " + source.name,
+                   .fact = fmt::format("has no target in any of its {} documents", whole.counts().documents),
+                   .action = "give more text"});
+}
+
 }  // namespace
 
 TrainWindows::TrainWindows(const std::vector<TrainSource>& sources, int64_t context, uint64_t seed)
     : sources_(sources), context_(context), turns_(weights_of(sources)) {
   for (size_t i = 0; i < sources_.size(); ++i) {
     const TrainSource& source = sources_[i];
-    const uint64_t own = seed_of_source(seed, i);
-    if (source.streams == nullptr) {
-      orders_.push_back({.sampler = Sampler(source.tokens->size(), context, own, source.name)});
-      if (source.marks == nullptr) continue;
-      orders_.back().answers = std::make_shared<const AnswerCounts>(*source.marks, source.documents != nullptr);
+    Order& order = orders_.emplace_back(Order{.seed = seed_of_source(seed, i)});
+    if (source.streams != nullptr) {
+      order.streamed = std::make_shared<StreamedWindows>(*source.streams, i, context, order.seed, source.packs);
+    } else if (source.whole != nullptr) {
+      check_sequences(source, context);
     } else {
-      orders_.push_back(
-          {.streamed = std::make_shared<StreamedWindows>(*source.streams, i, context, own, source.packs)});
+      order.sampler.emplace(source.tokens->size(), context, order.seed, source.name);
+      if (source.marks == nullptr) continue;
+      order.answers = std::make_shared<const AnswerCounts>(*source.marks, source.documents != nullptr);
     }
   }
 }
 
 std::optional<double> TrainWindows::epochs(size_t source, int64_t samples) const {
   const Order& order = orders_[source];
-  const std::optional<int64_t> windows =
-      order.sampler ? order.sampler->windows_per_epoch() : order.streamed->windows_per_epoch();
-  if (!windows) return std::nullopt;
-  return static_cast<double>(samples) / static_cast<double>(*windows);
+  const WholeDocuments* whole = whole_documents(source);
+  const std::optional<int64_t> rows = order.streamed     ? order.streamed->rows_per_epoch()
+                                      : whole != nullptr ? whole->size()
+                                                         : order.sampler->windows_per_epoch();
+  if (!rows) return std::nullopt;
+  return static_cast<double>(samples) / static_cast<double>(*rows);
 }
 
 TrainWindows::Place TrainWindows::place_of(int64_t sample) const {
   const Draw drawn = draw(sample);
   const Order& order = orders_[drawn.source];
   const TrainSource& source = sources_[drawn.source];
-  if (order.sampler) {
-    return {nullptr,      *source.tokens,      source.documents,
-            source.marks, order.answers.get(), order.sampler->offset(drawn.sample)};
+  if (order.streamed) {
+    StreamedWindows::Row row = order.streamed->row(drawn.sample);
+    const StreamedWindows::Shard& shard = *row.shard;
+    return {.shard = std::move(row.shard),
+            .text = {.tokens = &shard.tokens, .documents = shard.documents ? &*shard.documents : nullptr},
+            .pieces = std::move(row.pieces),
+            .num_targets = row.num_targets,
+            .answers = nullptr};
   }
-  StreamedWindows::Window window = order.streamed->window(drawn.sample);
-  const StreamedWindows::Shard& shard = *window.shard;
-  return {std::move(window.shard),
-          shard.tokens,
-          shard.documents ? &*shard.documents : nullptr,
-          nullptr,
-          nullptr,
-          window.offset};
+  Place place{.shard = nullptr,
+              .text = {.tokens = source.tokens, .documents = source.documents, .marks = source.marks},
+              .pieces = {},
+              .num_targets = {},
+              .answers = order.answers.get()};
+  if (source.whole != nullptr) {
+    const int64_t sequence = source.whole->sequence_of(drawn.sample, order.seed);
+    place.pieces = source.whole->pieces(sequence);
+    place.num_targets = source.whole->num_targets(sequence);
+  } else {
+    place.pieces = {{.first = order.sampler->offset(drawn.sample), .count = context_}};
+  }
+  return place;
 }
 
 std::vector<TrainWindows::SeenShard> TrainWindows::prepare(int64_t first, int64_t end, DataObserver& observer) const {
@@ -80,39 +106,35 @@ bool TrainWindows::is_ready(int64_t end) const {
   return true;
 }
 
+int64_t TrainWindows::num_targets(const Place& place) const {
+  if (place.num_targets) return *place.num_targets;
+  const int64_t first = place.pieces.front().first;
+  if (place.answers != nullptr) return place.answers->num_targets(first, context_);
+  return context_ - (place.text.documents != nullptr ? place.text.documents->num_ends(first, context_) : 0);
+}
+
 int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
-  if (!has_documents() && sources_.front().marks == nullptr) return rows * context_;
+  const bool has_whole = sources_.front().whole || (orders_.front().streamed && sources_.front().streams->fill());
+  if (!has_whole && !has_documents() && sources_.front().marks == nullptr) return rows * context_;
   int64_t count = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    const Place place = place_of(first + row);
-    count += place.answers != nullptr ? place.answers->num_targets(place.offset, context_)
-                                      : context_ - place.documents->num_ends(place.offset, context_);
-  }
+  for (int64_t row = 0; row < rows; ++row) count += num_targets(place_of(first + row));
   return count;
 }
 
 void TrainWindows::read(int64_t sample, std::span<int64_t> window) const {
   const Place place = place_of(sample);
-  place.tokens.read(place.offset, window);
+  place.text.tokens->read(place.pieces.front().first, window);
 }
 
 RowShape TrainWindows::shape() const {
   return {.length = context_, .has_documents = has_documents(), .has_positions = has_documents()};
 }
 
-void TrainWindows::fill(int64_t first, std::span<int64_t> input_ids, std::span<int64_t> labels,
-                        std::span<int64_t> documents, std::span<int64_t> positions) const {
-  const int64_t rows = num_rows(context_, input_ids, labels);
-  for (int64_t row = 0; row < rows; ++row) {
+void TrainWindows::fill(int64_t first, const RowBuffers& rows) const {
+  for_each_row(rows, shape(), [&](int64_t row, const RowBuffers& one) {
     const Place place = place_of(first + row);
-    const std::span<int64_t> inputs = row_of(input_ids, row, context_);
-    const std::span<int64_t> targets = row_of(labels, row, context_);
-    place.tokens.read(place.offset, inputs);
-    place.tokens.read(place.offset + 1, targets);
-    if (place.marks != nullptr) mark_answers(*place.marks, place.offset, targets);
-    if (!has_documents()) continue;
-    place.documents->mark(place.offset, targets, row_of(documents, row, context_), row_of(positions, row, context_));
-  }
+    fill_row(place.text, place.pieces, one);
+  });
 }
 
 }  // namespace caravan

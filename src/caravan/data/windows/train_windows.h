@@ -26,14 +26,16 @@ struct TrainSource {
   std::string name{};                    ///< for errors
   TokenStreams* streams = nullptr;       ///< instead of tokens and documents; has the text at the source's index
   std::optional<PackRule> packs{};       ///< of a streamed text
+  std::shared_ptr<const WholeDocuments> whole{};  ///< of the text: its rows; null: windows, or as the streams say
 };
 
-/// The windows of a training run, whose task is the next token (data.task = "next"). Sample k is the next window of one
-/// of the texts, in the order of its Sampler. Texts take turns: see SourceTurns.
+/// The rows of a training run, whose task is the next token (data.task = "next"). Sample k is the next window of one
+/// of the texts, in the order of its Sampler, or the next of its sequences of whole documents; all texts have the same.
+/// Texts take turns: see SourceTurns.
 class TrainWindows final : public TaskRows {
  public:
-  /// Throws DataError naming a text that is shorter than context + 1 tokens, and as SourceTurns; ShapeError for
-  /// context < 1.
+  /// Throws DataError naming a text that is shorter than context + 1 tokens, or has no sequence, and as SourceTurns;
+  /// ShapeError for context < 1.
   TrainWindows(const std::vector<TrainSource>& sources, int64_t context, uint64_t seed);
 
   int64_t context() const noexcept { return context_; }
@@ -41,6 +43,7 @@ class TrainWindows final : public TaskRows {
   Draw draw(int64_t sample) const override { return turns_.draw(sample); }
   std::vector<int64_t> drawn(int64_t sample) const override { return turns_.drawn(sample); }
   std::optional<double> epochs(size_t source, int64_t samples) const override;
+  const WholeDocuments* whole_documents(size_t source) const override { return sources_[source].whole.get(); }
 
   /// Does not read the samples.
   int64_t num_targets(int64_t first, int64_t rows) const override;
@@ -54,33 +57,32 @@ class TrainWindows final : public TaskRows {
   /// The first tokens of the window of a sample: context + 1 at most.
   void read(int64_t sample, std::span<int64_t> window) const;
 
-  void fill(int64_t first, const RowBuffers& rows) const override {
-    fill(first, rows.ids, rows.labels, rows.documents, rows.positions);
-  }
-  /// Fills rows: row r has sample first + r.
-  ///   input_ids, labels     [rows, context], row-major, of equal size; labels[r, t] is the token after input_ids[r, t]
-  ///   documents, positions  the same, with has_documents(): see Documents::mark; else not used
-  /// Throws ShapeError if the sizes are not rows * context. Waits for streamed texts, as prepare() does.
+  /// Row r has sample first + r; labels[r, t] is the token after ids[r, t]. Waits for streamed texts, as prepare()
+  /// does.
+  void fill(int64_t first, const RowBuffers& rows) const override;
   void fill(int64_t first, std::span<int64_t> input_ids, std::span<int64_t> labels, std::span<int64_t> documents = {},
-            std::span<int64_t> positions = {}) const;
+            std::span<int64_t> positions = {}) const {
+    fill(first, {.ids = input_ids, .labels = labels, .documents = documents, .positions = positions});
+  }
 
  private:
   /// The location of a sample.
   struct Place {
-    std::shared_ptr<const StreamedWindows::Shard> shard;  ///< holds the others, of a streamed text
-    const TokenFile& tokens;
-    const Documents* documents;
-    const TokenFile* marks;
+    std::shared_ptr<const StreamedWindows::Shard> shard;  ///< holds the text, of a streamed one
+    RowText text;
+    std::vector<TextPiece> pieces;
+    std::optional<int64_t> num_targets;  ///< of whole documents
     const AnswerCounts* answers;
-    int64_t offset;
   };
   Place place_of(int64_t sample) const;
+  int64_t num_targets(const Place& place) const;
 
-  /// The order in which a source is visited, given by one of the first two.
+  /// The order in which a source is visited. Of whole documents: see TrainSource.
   struct Order {
+    uint64_t seed;
     std::optional<Sampler> sampler{};
     std::shared_ptr<StreamedWindows> streamed{};
-    std::shared_ptr<const AnswerCounts> answers{};  ///< of chats
+    std::shared_ptr<const AnswerCounts> answers{};  ///< of windows of chats
   };
 
   std::vector<TrainSource> sources_;
