@@ -259,8 +259,8 @@ TEST(FlatState, RefusesWhatHasNoFlatForm) {
                 HasSubstr("a: is Double on cpu, but b is Float on cpu"));
     Parameters frozen{{"a", {3}, true}};
     frozen.at("a").set_requires_grad(false);
-    EXPECT_THAT(message_of<UsageError>([&] { Engine(frozen, mesh, whole_model(frozen, mesh)); }),
-                HasSubstr("no parameter requires a gradient"));
+    Engine evaluates(frozen, mesh, whole_model(frozen, mesh));
+    EXPECT_THAT(message_of<UsageError>([&] { evaluates.begin_step(); }), HasSubstr("no parameter requires a gradient"));
     Parameters model{{"a", {3}, true}};
     Strategy without = whole_model(model, mesh);
     without.layouts.clear();

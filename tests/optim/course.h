@@ -18,12 +18,14 @@ inline std::vector<double> course(const LearningRate& rate) {
 }
 
 /// Checks a schedule over ten steps, of which two warm up to 2 and four decay, to a fifth.
-inline void expect_course(const std::string& name, const std::vector<double>& want) {
-  Setting schedule("learning_rate", name);
+inline void expect_course(Setting schedule, const std::vector<double>& want) {
   if (schedule.reads("final_lr_fraction")) schedule.set("final_lr_fraction", 0.2);
   if (schedule.reads("decay_fraction")) schedule.set("decay_fraction", 0.4);
   EXPECT_THAT(course({.schedule = schedule, .lr = 2, .warmup_steps = 2, .total_steps = 10}),
               ::testing::Pointwise(::testing::DoubleNear(1e-12), want));
+}
+inline void expect_course(const std::string& name, const std::vector<double>& want) {
+  expect_course(Setting("learning_rate", name), want);
 }
 
 }  // namespace caravan::testing

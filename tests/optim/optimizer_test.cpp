@@ -12,6 +12,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
+#include "caravan/optim/lion.h"
 #include "caravan/techniques/data/ddp.h"
 #include "caravan/techniques/data/zero.h"
 #include "caravan/techniques/offload/offload.h"
@@ -116,6 +117,81 @@ TEST(Optimizer, SgdMatchesTorch) {
   }
 }
 
+/// As in the paper, in plain operators of fp64. An element whose direction is 0 does not move.
+TEST(Optimizer, LionIsThatOfThePaper) {
+  Pair pair;
+  const LionOptions options{.beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1};
+  Lion ours(pair.state, options);
+  std::map<std::string, at::Tensor> want, moments;
+  for (const Parameter* parameter : pair.model.parameters()) {
+    want[parameter->name()] = parameter->sharded().detach().to(at::kDouble);
+    moments[parameter->name()] = at::zeros_like(want[parameter->name()]);
+  }
+  for (int step = 0; step < 20; ++step) {
+    pair.set_gradients(step);
+    const double lr = 0.01 / (1 + step);
+    ours.step(lr, 0.5);
+    for (const Parameter* parameter : pair.model.parameters()) {
+      const at::Tensor gradient = 0.5 * pair.state.layout.view(pair.state.gradients, *parameter).to(at::kDouble);
+      at::Tensor& w = want[parameter->name()];
+      at::Tensor& m = moments[parameter->name()];
+      const double decay = parameter->spec().decays ? options.weight_decay : 0;
+      w = w - lr * (at::sign(options.beta1 * m + (1 - options.beta1) * gradient) + decay * w);
+      m = options.beta2 * m + (1 - options.beta2) * gradient;
+      EXPECT_TRUE(is_close(parameter->sharded(), w, kTolerance)) << parameter->name() << ", step " << step;
+      EXPECT_TRUE(is_close(pair.state.layout.view(ours.state()[0].second, *parameter), m, kTolerance));
+    }
+  }
+  EXPECT_EQ(ours.state().size(), 1U);
+}
+
+/// Rules of three parameters of four, against a group of torch for each parameter.
+TEST(Optimizer, RulesAreGroupsOfTorch) {
+  const std::map<std::string, UpdateRule> rules{{"w", {.lr_factor = 0.1, .weight_decay = 0}},
+                                                {"bias", {.lr_factor = 2, .weight_decay = 0.3}},
+                                                {"scale", {.lr_factor = 0}}};
+  Parameters model{{"w", {5, 7}, true}, {"bias", {7}, false}, {"v", {33}, true}, {"scale", {}, false}};
+  for (const auto& [name, rule] : rules) model.at(name).set_update_rule(rule);
+  const Mesh mesh = Mesh::create(make_record_world(0, 1), {});
+  Engine engine(model, mesh, whole_model(model, mesh), {.seed = 4});
+  FlatState& state = engine.state();
+  AdamW ours(state, {.beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1});
+  const auto options = torch::optim::AdamWOptions(1).betas({0.8, 0.95}).eps(1e-8);
+  std::vector<at::Tensor> copies;
+  std::vector<double> factors;
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const Parameter* parameter : model.parameters()) {
+    const auto found = rules.find(parameter->name());
+    const UpdateRule rule = found == rules.end() ? UpdateRule{} : found->second;
+    const double usual = parameter->spec().decays ? 0.1 : 0;
+    torch::optim::AdamWOptions own = options;
+    own.weight_decay(rule.weight_decay.value_or(usual));
+    copies.push_back(parameter->sharded().detach().clone().requires_grad_());
+    factors.push_back(rule.lr_factor);
+    groups.push_back({{copies.back()}, std::make_unique<torch::optim::AdamWOptions>(own)});
+  }
+  torch::optim::AdamW theirs(groups, torch::optim::AdamWOptions(options).weight_decay(7));
+  const at::Tensor scale = model.at("scale").sharded().detach().clone();
+  for (int step = 0; step < 20; ++step) {
+    const double lr = 0.01 / (1 + step);
+    size_t i = 0;
+    for (const Parameter* parameter : model.parameters()) {
+      const at::Tensor gradient = random_tensor(copies[i].sizes(), 50 + step).to(at::kFloat);
+      copies[i].mutable_grad() = gradient.clone();
+      state.layout.view(state.gradients, *parameter).copy_(gradient);
+      static_cast<torch::optim::AdamWOptions&>(theirs.param_groups()[i].options()).lr(lr * factors[i]);
+      ++i;
+    }
+    ours.step(lr);
+    theirs.step();
+    i = 0;
+    for (const Parameter* parameter : model.parameters()) {
+      EXPECT_TRUE(is_close(parameter->sharded(), copies[i++], kTolerance)) << parameter->name() << ", step " << step;
+    }
+  }
+  EXPECT_TRUE(at::equal(model.at("scale").sharded(), scale)) << "a factor of 0";
+}
+
 TEST(Optimizer, GapsStayZero) {
   Pair pair;
   AdamW optimizer(pair.state, {.weight_decay = 0.1});
@@ -128,30 +204,34 @@ TEST(Optimizer, GapsStayZero) {
   EXPECT_EQ(gaps.abs().max().item<double>(), 0);
 }
 
+const std::vector<std::string> kKinds{"adamw", "sgd", "lion"};
+
+std::unique_ptr<Optimizer> optimizer_of(const std::string& kind, FlatState& state) {
+  if (kind == "adamw") return std::make_unique<AdamW>(state, AdamWOptions{.weight_decay = 0.1});
+  if (kind == "lion") return std::make_unique<Lion>(state, LionOptions{.weight_decay = 0.1});
+  return std::make_unique<Sgd>(state, SgdOptions{.momentum = 0.9, .weight_decay = 0.1});
+}
+
 /// A checkpoint stores everything: a new optimizer with the same state and number of steps continues bit for bit.
 TEST(Optimizer, ContinuesFromItsState) {
-  const auto make = [](Pair& pair, bool adamw) -> std::unique_ptr<Optimizer> {
-    if (adamw) return std::make_unique<AdamW>(pair.state, AdamWOptions{});
-    return std::make_unique<Sgd>(pair.state, SgdOptions{.momentum = 0.9});
-  };
   const auto run = [](Pair& pair, Optimizer& optimizer, int begin, int end) {
     for (int step = begin; step < end; ++step) {
       pair.set_gradients(step);
       optimizer.step(0.01);
     }
   };
-  for (const bool adamw : {true, false}) {
+  for (const std::string& kind : kKinds) {
     Pair whole;
-    const auto unbroken = make(whole, adamw);
+    const auto unbroken = optimizer_of(kind, whole.state);
     run(whole, *unbroken, 0, 6);
     Pair first;
-    const auto before = make(first, adamw);
+    const auto before = optimizer_of(kind, first.state);
     run(first, *before, 0, 3);
     Pair second;
     second.state.values.narrow(0, second.state.layout.count()).copy_(first.state.values.to_tensor());
-    const auto after = make(second, adamw);
+    const auto after = optimizer_of(kind, second.state);
     after->set_num_steps(before->num_steps());
-    ASSERT_EQ(before->state().size(), adamw ? 2U : 1U);
+    ASSERT_EQ(before->state().size(), kind == "adamw" ? 2U : 1U);
     for (size_t i = 0; i < before->state().size(); ++i) {
       EXPECT_EQ(before->state()[i].first, after->state()[i].first);
       after->state()[i].second.write(0, before->state()[i].second.to_tensor());
@@ -212,14 +292,9 @@ TEST(Optimizer, OneGroupMayBeEmpty) {
 
 /// Every rank updates its part: for all ranges, the parts together have the same bits as one rank's.
 TEST(Optimizer, OfShardsMatchesTheWhole) {
-  const auto train = [](Engine& engine, const Mesh& mesh, bool adamw) {
+  const auto train = [](Engine& engine, const Mesh& mesh, const std::string& kind) {
     FlatState& state = engine.state();
-    std::unique_ptr<Optimizer> optimizer;
-    if (adamw) {
-      optimizer = std::make_unique<AdamW>(state, AdamWOptions{.weight_decay = 0.1});
-    } else {
-      optimizer = std::make_unique<Sgd>(state, SgdOptions{.momentum = 0.9, .weight_decay = 0.1});
-    }
+    const auto optimizer = optimizer_of(kind, state);
     for (int step = 0; step < 5; ++step) {
       for (const Parameter* parameter : engine.model().parameters()) {
         const at::Tensor gradient = random_tensor(parameter->global_shape(), 50 + step).to(at::kFloat);
@@ -229,12 +304,12 @@ TEST(Optimizer, OfShardsMatchesTheWhole) {
     }
   };
   const std::vector<Parameters::Spec> specs{{"w", {5, 7}}, {"bias", {7}, false}, {"v", {33}}, {"scale", {}, false}};
-  for (const bool adamw : {true, false}) {
+  for (const std::string& kind : kKinds) {
     std::map<std::string, at::Tensor> want;
     on_mesh({{"dp", 1}}, [&](const Mesh& mesh) {
       Parameters model(specs);
       Engine engine(model, mesh, whole_model(model, mesh), {.seed = 4});
-      train(engine, mesh, adamw);
+      train(engine, mesh, kind);
       for (const Parameter* parameter : model.parameters()) want[parameter->name()] = parameter->sharded().detach();
     });
     on_mesh({{"dp", 3}}, [&](const Mesh& mesh) {
@@ -243,11 +318,11 @@ TEST(Optimizer, OfShardsMatchesTheWhole) {
       add_data_axis(strategy, mesh, "dp");
       shard_at_rows(strategy, mesh, "dp");
       Engine engine(model, mesh, strategy, {.seed = 4});
-      train(engine, mesh, adamw);
+      train(engine, mesh, kind);
       for (const Parameter* parameter : model.parameters()) {
         const at::Tensor piece = piece_of(want.at(parameter->name()), parameter->sharded_layout(), mesh);
         // torch's fused kernel rounds its last few elements differently from those that fill a vector.
-        EXPECT_TRUE(is_close(parameter->sharded(), piece, adamw ? 1e-6 : 0)) << parameter->name();
+        EXPECT_TRUE(is_close(parameter->sharded(), piece, kind == "adamw" ? 1e-6 : 0)) << parameter->name();
       }
     });
   }
@@ -272,20 +347,15 @@ TEST(Optimizer, FrozenValuesAreRoundedOnce) {
                                        ZeroOptions{.stage = 2, .share = Share::off, .compute_dtype = at::kBFloat16});
        }}};
   for (const auto& [name, make] : engines) {
-    for (const bool adamw : {true, false}) {
-      SCOPED_TRACE(name + (adamw ? " adamw" : " sgd"));
+    for (const std::string& kind : kKinds) {
+      SCOPED_TRACE(name + " " + kind);
       on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
         Chain model({{{"frozen", {6, 4}}, {"w", {8}}}, {{"v", {4, 4}}, {"fixed", {10}}}});
         model.unit(0).at("frozen").set_requires_grad(false);
         model.unit(1).at("fixed").set_requires_grad(false);
         const auto engine = make(model, mesh);
         FlatState& state = engine->state();
-        std::unique_ptr<Optimizer> optimizer;
-        if (adamw) {
-          optimizer = std::make_unique<AdamW>(state);
-        } else {
-          optimizer = std::make_unique<Sgd>(state);
-        }
+        const auto optimizer = optimizer_of(kind, state);
         const auto pass = [&] {
           engine->begin_step();  // rounds
           const at::Tensor x = at::ones({1}, at::TensorOptions(at::kBFloat16).requires_grad(true));
@@ -332,6 +402,8 @@ TEST(Optimizer, RefusesOptionsOutsideTheirRange) {
   EXPECT_THROW(AdamW(pair.state, {.weight_decay = -1}), UsageError);
   EXPECT_THROW(AdamW(pair.state, {.weight_decay = std::nan("")}), UsageError);
   EXPECT_THROW(Sgd(pair.state, {.momentum = 1}), UsageError);
+  EXPECT_THROW(Lion(pair.state, {.beta2 = 1}), UsageError);
+  EXPECT_THROW(Lion(pair.state, {.weight_decay = -1}), UsageError);
 }
 
 }  // namespace

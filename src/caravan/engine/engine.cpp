@@ -150,6 +150,10 @@ void Engine::start(int num_micro_batches) {
     throw UsageError({strategy_.name, "begin_step", "an evaluation is open", "",
                       "call end_evaluation() first; a TextModel of the engine keeps one open"});
   }
+  if (trained_.empty()) {
+    throw UsageError({strategy_.name, "model", "no parameter requires a gradient", mesh_.where(),
+                      "train at least one, or run evaluations only"});
+  }
   for (const Slot& slot : state_.layout.slots()) {
     slot.parameter->sharded().mutable_grad() = at::Tensor();
     slot.parameter->unsharded().mutable_grad() = at::Tensor();

@@ -31,6 +31,13 @@ std::string kinds_of(const Layout& layout) {
   return kinds;
 }
 
+/// "" for the rule of most parameters.
+std::string text_of(const UpdateRule& rule) {
+  if (rule == UpdateRule{}) return "";
+  return fmt::format(", lr x {}, decay {}", rule.lr_factor,
+                     rule.weight_decay ? fmt::format("{}", *rule.weight_decay) : "as usual");
+}
+
 /// Axes over which this parameter's gradient is reduced: on these the ranks may have had different values before.
 std::vector<std::string> debt_axes(const ParameterLayouts& layouts, const Mesh& mesh) {
   std::vector<std::string> axes;
@@ -89,7 +96,8 @@ void Engine::check_agreement() const {
     facts.push_back({parameter->name(), describe(parameter->sharded(), parameter->global_shape()) +
                                             (parameter->requires_grad() ? "" : ", frozen")});
     facts.push_back({parameter->name() + " sharded", kinds_of(layouts_of(strategy_, *parameter).sharded) +
-                                                         (parameter->spec().decays ? "" : ", without decay")});
+                                                         (parameter->spec().decays ? "" : ", without decay") +
+                                                         text_of(parameter->update_rule())});
   }
   for (const auto& [name, buffer] : model_.buffers()) facts.push_back({name, describe(buffer, buffer.sizes())});
   check_same_on_all_ranks(mesh_.world(), strategy_.name, facts, "parameters and options");
@@ -124,9 +132,6 @@ void Engine::check_agreement() const {
     if (state_.layout.has(*parameter)) continue;
     throw UsageError(
         {strategy_.name, parameter->name(), "belongs to no unit", "", "name a unit whose module holds it"});
-  }
-  if (state_.layout.trained_count() == 0 && mesh_.size() == 1) {
-    throw UsageError({strategy_.name, "model", "no parameter requires a gradient", "", "train at least one"});
   }
 }
 
@@ -185,6 +190,7 @@ void Engine::take_parameters() {
 
 void Engine::take_values(const Slot& slot) {
   Parameter& parameter = *slot.parameter;
+  if (!parameter.sharded().defined() && !options_.initialise) return;
   const ParameterLayouts& layouts = layouts_of(strategy_, parameter);
   // A copy where values rest on disk.
   const bool is_copy = state_.values.is_on_disk();
@@ -194,7 +200,7 @@ void Engine::take_values(const Slot& slot) {
     if (is_copy) state_.values.write(slot.sharded_offset, piece);
   };
   if (!parameter.sharded().defined()) {
-    if (options_.initialise && !piece.is_meta() && piece.numel() > 0) {
+    if (!piece.is_meta() && piece.numel() > 0) {
       initialise(piece, parameter, local_boxes(parameter.global_shape(), layouts.sharded, mesh_, parameter.name()),
                  options_.seed);
       finish();

@@ -11,6 +11,24 @@ namespace {
 
 using Kind = Action::Kind;
 
+/// The groups that an evaluation loads from another tier while `unit` runs: those of the units after it on this rank.
+/// A chunk has a slot only while it is used, and what several stages share stays there for the whole evaluation.
+std::vector<int> groups_ahead(const Strategy& strategy, const Mesh& mesh, const Units& units, int unit) {
+  std::vector<int> groups;
+  if (unit < 0 || strategy.parameters_tier == Tier::device) return groups;
+  const int own = strategy.pipeline_axis.empty() ? 0 : mesh[strategy.pipeline_axis].coord();
+  int left = strategy.fetch_ahead;
+  for (auto next = static_cast<size_t>(unit) + 1; next < units.units.size() && left > 0; ++next) {
+    if (strategy.coord_of(units.units[next].stage) != own) continue;
+    --left;
+    for (const int group : units.units[next].groups) {
+      const Units::Group& about = units.groups[static_cast<size_t>(group)];
+      if (about.is_fetched && !about.is_chunk && !about.is_joint) groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
 }  // namespace
 
 void Engine::add_unit_hooks() {
@@ -71,6 +89,9 @@ Tensors Engine::run_alone(int unit, Tensors inputs, const ForwardContext& contex
   last_alone_ = unit;
   gather_for(unit);
   for (const int group : state_.layout.units().units[static_cast<size_t>(unit)].groups) unsharded_->wait(group);
+  if (is_evaluating_) {
+    for (const int group : groups_ahead(strategy_, mesh_, state_.layout.units(), unit)) unsharded_->fetch(group);
+  }
   Tensors outputs = next(std::move(inputs), context);
   if (running_.size() == 1) {
     gather_for(-1);
@@ -113,13 +134,16 @@ void Engine::gather_for(int unit) {
     const auto& groups = units.units[static_cast<size_t>(u)].groups;
     needed.insert(needed.end(), groups.begin(), groups.end());
   }
+  std::vector<int> ahead;
+  if (is_evaluating_) ahead = groups_ahead(strategy_, mesh_, units, last_alone_);
   for (int group = 0; group < static_cast<int>(units.groups.size()); ++group) {
     const Units::Group& about = units.groups[static_cast<size_t>(group)];
     if (!unsharded_->is_gathered(group) || about.is_joint) continue;
     const bool is_needed = std::find(needed.begin(), needed.end(), group) != needed.end();
     if (is_needed) unsharded_->gather(group);
     const bool stays = holds_all() || (is_evaluating_ && keeps_unsharded(strategy_.unsharded_memory));
-    if (!is_needed && unsharded_->is_held(group) && !stays) unsharded_->free(group);
+    const bool is_ahead = std::ranges::find(ahead, group) != ahead.end();
+    if (!is_needed && !is_ahead && unsharded_->is_held(group) && !stays) unsharded_->free(group);
   }
 }
 

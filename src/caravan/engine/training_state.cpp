@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/memory/memory_counter.h"
+#include "caravan/engine/attached_tensors.h"
 #include "caravan/engine/engine.h"
 
 namespace caravan {
@@ -105,7 +106,7 @@ class HookState final : public StateOwner {
 
 bool is_training_state(const std::string& name) {
   return name.starts_with(kOptimizerTensors) || name.starts_with(kHookTensors) || name.starts_with(kStepperTensors) ||
-         name == kLossScaleTensor;
+         name.starts_with(kAttachedTensors) || name == kLossScaleTensor || name == kSpikeTensor;
 }
 
 void set_tensor(StatePiece& piece, const FlatMemory& flat, const Slot& slot) {

@@ -22,6 +22,7 @@ inline constexpr const char* kOptimizerTensors = "optimizer.";
 inline constexpr const char* kHookTensors = "hook.";
 inline constexpr const char* kStepperTensors = "stepper.";
 inline constexpr const char* kLossScaleTensor = "loss_scale";
+inline constexpr const char* kSpikeTensor = "guard.spikes";
 bool is_training_state(const std::string& name);
 
 /// A tensor kept across steps, as this rank has it.
@@ -32,6 +33,7 @@ struct StatePiece {
     moment,    ///< of each parameter, kept by an optimizer or a stepper
     count,     ///< number of steps
     scale,     ///< scale of the loss
+    window,    ///< numbers of the last steps; without it a run begins a new one
     residual,  ///< of a communication hook: what this rank has not sent
     shared     ///< of a communication hook: equal on its ranks
   };

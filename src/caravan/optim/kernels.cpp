@@ -50,6 +50,28 @@ struct Sgd {
   }
 };
 
+template <class T, class G, bool kCopies>
+struct Lion {
+  CARAVAN_INLINE void run(T* __restrict values, const G* __restrict gradients, T* __restrict exp_avg,
+                          Bf16* __restrict copies, int64_t count, const LionStep* step) {
+    const T scale = static_cast<T>(step->gradient_scale);
+    const T decay = static_cast<T>(step->decay);
+    const T rest1 = static_cast<T>(1 - step->beta1);
+    const T rest2 = static_cast<T>(1 - step->beta2);
+    const T lr = static_cast<T>(step->lr);
+    for (int64_t i = 0; i < count; ++i) {
+      const T m = exp_avg[i];
+      const T change = load(gradients[i]) * scale - m;
+      const T direction = m + rest1 * change;
+      const T sign = static_cast<T>(direction > 0) - static_cast<T>(direction < 0);
+      const T value = values[i] * decay - lr * sign;
+      exp_avg[i] = m + rest2 * change;
+      values[i] = value;
+      if constexpr (kCopies) store(static_cast<float>(value), copies[i]);
+    }
+  }
+};
+
 template <class T>
 struct SumsOfSquares {
   CARAVAN_INLINE void run(const T* __restrict x, int64_t rows, int64_t row, double* __restrict sums) {
@@ -88,6 +110,19 @@ void sgd(T* values, const G* gradients, T* momentum, int64_t count, const SgdSte
     simd::dispatch<Sgd<T, G, false>>(values, gradients, momentum, count, &step);
   }
 }
+
+template <class T, class G>
+void lion(T* values, const G* gradients, T* exp_avg, Bf16* copies, int64_t count, const LionStep& step) {
+  if (copies != nullptr) {
+    simd::dispatch<Lion<T, G, true>>(values, gradients, exp_avg, copies, count, &step);
+  } else {
+    simd::dispatch<Lion<T, G, false>>(values, gradients, exp_avg, copies, count, &step);
+  }
+}
+
+template void lion(float*, const float*, float*, Bf16*, int64_t, const LionStep&);
+template void lion(float*, const Bf16*, float*, Bf16*, int64_t, const LionStep&);
+template void lion(double*, const double*, double*, Bf16*, int64_t, const LionStep&);
 
 template void sgd(float*, const float*, float*, int64_t, const SgdStep&);
 template void sgd(float*, const Bf16*, float*, int64_t, const SgdStep&);

@@ -36,6 +36,20 @@ struct SgdStep {
 template <class T, class G>
 void sgd(T* values, const G* gradients, T* momentum, int64_t count, const SgdStep& step);
 
+/// The numbers of one step of Lion.
+struct LionStep {
+  double gradient_scale = 1;
+  double decay = 1;  ///< 1 - lr * weight decay
+  double beta1 = 0;
+  double beta2 = 0;
+  double lr = 0;
+};
+
+/// One sweep over `count` elements: reads gradients; updates values and their moment; with `copies`, also writes the
+/// new values rounded to bf16. T is float or double; G is T, or Bf16. Single-threaded; the same bits on every machine.
+template <class T, class G>
+void lion(T* values, const G* gradients, T* exp_avg, Bf16* copies, int64_t count, const LionStep& step);
+
 /// The sum of squares of each of `rows` rows of `row` numbers: in the compute type over short stretches, then in
 /// fp64. T is float, double or Bf16. The same bits on every machine.
 template <class T>

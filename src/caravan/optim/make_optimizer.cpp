@@ -15,7 +15,9 @@ std::unique_ptr<Optimizer> make_optimizer(const Setting& setting, FlatState& sta
 #define CARAVAN_OPTIMIZER(name) {#name, name##_body},
 #include "caravan/registry/entries.def"
   };
-  return bodies.at(setting.entry().body)(setting, state);
+  std::unique_ptr<Optimizer> optimizer = bodies.at(setting.entry().body)(setting, state);
+  if (setting.reads("average") && setting.real("average") > 0) optimizer->keep_average(setting.real("average"));
+  return optimizer;
 }
 
 }  // namespace caravan

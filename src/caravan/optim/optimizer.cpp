@@ -10,24 +10,24 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/memory/memory_counter.h"
-#include "caravan/base/parallel_for.h"
 #include "caravan/base/trace/path_log.h"
 #include "caravan/base/trace/trace.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/optim/kernels.h"
+#include "caravan/optim/sweep_elements.h"
 
 namespace caravan {
 namespace {
 
-void check_range(const char* key, double value, double low, double high, bool high_is_valid) {
-  if (value >= low && (value < high || (high_is_valid && value == high))) return;
-  throw UsageError({"optimizer", key,
-                    fmt::format("{} is outside [{}, {}{}", value, low, high, high_is_valid ? "]" : ")"), "",
-                    fmt::format("choose a value from {} to {}", low, high)});
-}
-
 at::Tensor cut(const FlatMemory& flat, const FlatLayout::Range& range) {
   return flat.narrow(range.offset, range.count);
+}
+
+/// Adds the values of step `number` to their average.
+void add_values(const at::Tensor& average, const at::Tensor& values, double decay, int64_t number) {
+  const at::NoGradGuard no_grad;
+  const auto t = static_cast<double>(number);
+  average.lerp_(values, 1 - std::min(decay, (1 + t) / (10 + t)));
 }
 
 bool is_inside(const FlatLayout::Range& range, const Bucket& bucket) {
@@ -50,6 +50,60 @@ Optimizer::Optimizer(FlatState& state, const std::vector<std::string>& names, Up
   }
 }
 
+void Optimizer::check_option(const char* key, double value, const OptionRange& range) {
+  if (value >= range.low && (value < range.high || (range.has_high && value == range.high))) return;
+  throw UsageError({"optimizer", key,
+                    fmt::format("{} is outside [{}, {}{}", value, range.low, range.high, range.has_high ? "]" : ")"),
+                    "", fmt::format("choose a value from {} to {}", range.low, range.high)});
+}
+
+void Optimizer::keep_average(double decay) {
+  check_option("average", decay, {.low = 0, .high = 1, .has_high = false});
+  moments_.emplace_back(kAverage, state_.zeros_like_trained());
+  keeps_average_ = true;
+  average_decay_ = decay;
+  update_ = [update = std::move(update_), decay](const Part& part, double lr, double gradient_scale) {
+    Part rest = part;
+    rest.moments.pop_back();
+    const at::Tensor& average = part.moments.back();
+    if (part.number == 1) average.copy_(part.values);
+    const bool writes = update(rest, lr, gradient_scale);
+    add_values(average, part.values, decay, part.number);
+    return writes;
+  };
+}
+
+void Optimizer::begin_average() {
+  if (!keeps_average_ || num_steps_ != 1) return;
+  for (const FlatLayout::Range& range : state_.layout.ranges()) {
+    cut(moments_.back().second, range).copy_(cut(state_.values, range));
+  }
+}
+
+void Optimizer::add_to_average() {
+  if (!keeps_average_) return;
+  for (const FlatLayout::Range& range : state_.layout.ranges()) {
+    add_values(cut(moments_.back().second, range), cut(state_.values, range), average_decay_, num_steps_);
+  }
+}
+
+void Optimizer::exchange_average() {
+  if (!can_exchange_average()) throw InternalError({"optimizer", "average", "cannot be exchanged", "", ""});
+  if (num_steps_ == 0) return;  // there is none yet
+  finish();
+  change_values([&] {
+    for (const FlatLayout::Range& range : state_.layout.ranges()) {
+      FlatMemory::for_each_part(range.offset, range.count, [&](int64_t offset, int64_t count) {  // little memory
+        const at::Tensor values = state_.values.narrow(offset, count);
+        const at::Tensor average = moments_.back().second.narrow(offset, count), kept = values.clone();
+        values.copy_(average);
+        average.copy_(kept);
+      });
+    }
+    return false;
+  });
+}
+
 bool Optimizer::is_away() const {
   if (state_.tiers == nullptr) return false;
   return state_.values.tier() != Tier::device || state_.gradients.tier() != Tier::device ||
@@ -62,9 +116,10 @@ bool Optimizer::step_range(const FlatLayout::Range& range, int64_t number, doubl
             .moments = {},
             .copies = state_.copies.has(range.offset) ? cut(state_.copies, range) : at::Tensor(),
             .decays = range.decays,
+            .rule = range.rule,
             .number = number};
   for (const auto& [name, flat] : moments_) part.moments.push_back(cut(flat, range));
-  return update_(part, lr, gradient_scale) || !part.copies.defined();
+  return update_(part, lr * range.rule.lr_factor, gradient_scale) || !part.copies.defined();
 }
 
 /// `write` updates values; it returns whether it has also written the copies of all trained ones.
@@ -97,15 +152,20 @@ void Optimizer::start_step(double lr, double gradient_scale) {
       sweep(std::nullopt, {}, lr, gradient_scale);
       return true;
     }
-    bool has_copied = true;
-    for (const FlatLayout::Range& range : state_.layout.ranges()) {
-      has_copied &= step_range(range, num_steps_, lr, gradient_scale);
-    }
-    return has_copied;
+    return step_all(lr, gradient_scale);
   });
 }
 
+bool Optimizer::step_all(double lr, double gradient_scale) {
+  bool has_copied = true;
+  for (const FlatLayout::Range& range : state_.layout.ranges()) {
+    has_copied &= step_range(range, num_steps_, lr, gradient_scale);
+  }
+  return has_copied;
+}
+
 void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gradient_scale) {
+  check_parts();
   if (!bucket.is_apart() || is_away()) {
     throw InternalError({"optimizer", "step", "a bucket between others cannot be updated separately", "", ""});
   }
@@ -119,6 +179,7 @@ void Optimizer::step(const Bucket& bucket, int64_t number, double lr, double gra
 
 void Optimizer::step_group(int group, const Gradient& gradient_of, double lr) {
   const TraceSpan span(TraceLog::kCompute, "optimizer", state_.layout.units().groups[static_cast<size_t>(group)].name);
+  check_parts();
   finish();
   change_values([&] {
     sweep(group, gradient_of, lr, 1);
@@ -193,9 +254,11 @@ void Optimizer::update_swept(const TierSweep::Part& swept, int64_t number, doubl
               .moments = {},
               .copies = of(swept.tensors[2]),
               .decays = range.decays,
+              .rule = range.rule,
               .number = number};
     for (size_t i = 3; i < swept.tensors.size(); ++i) part.moments.push_back(of(swept.tensors[i]));
-    if (!update_(part, lr, gradient_scale) && part.copies.defined()) part.copies.copy_(part.values);
+    if (!update_(part, lr * range.rule.lr_factor, gradient_scale) && part.copies.defined())
+      part.copies.copy_(part.values);
   }
 }
 
@@ -204,7 +267,7 @@ void Optimizer::walk(const Visit& visit) {
   const Spread spread = state_.apart_axis.empty() ? Spread::like_parameter : Spread::per_coordinate;
   for (const auto& [name, flat] : state()) {
     for (const Slot& slot : state_.layout.slots()) {
-      if (!slot.parameter->requires_grad()) continue;
+      if (!slot.parameter->requires_grad() || !keeps(name, slot)) continue;
       StatePiece piece{.kind = StatePiece::Kind::moment,
                        .name = kOptimizerTensors + name + "." + slot.parameter->whole_name(),
                        .tensor = {},
@@ -218,32 +281,18 @@ void Optimizer::walk(const Visit& visit) {
   }
 }
 
-/// Calls f(values, gradients, begin, count) for stretches of a part, in the types of its values and gradients.
-template <class F>
-void Optimizer::sweep_elements(const Part& part, const F& f) {
-  const auto sweep = [&]<class T, class G>(T, G) {
-    auto* values = static_cast<T*>(part.values.data_ptr());
-    const auto* gradients = static_cast<const G*>(part.gradients.const_data_ptr());
-    parallel_for(0, part.values.numel(), int64_t{1} << 15,
-                 [&](int64_t begin, int64_t end) { f(values + begin, gradients + begin, begin, end - begin); });
-  };
-  if (part.values.scalar_type() == at::kDouble) {
-    sweep(double{}, double{});
-  } else if (part.gradients.scalar_type() == at::kBFloat16) {
-    sweep(float{}, kernels::Bf16{});
-  } else {
-    sweep(float{}, float{});
-  }
-}
-
 AdamW::AdamW(FlatState& state, const AdamWOptions& options)
     : Optimizer(state, {"exp_avg", "exp_avg_sq"}, [options](const Part& part, double lr, double gradient_scale) {
         return update(part, options, lr, gradient_scale);
       }) {
-  check_range("beta1", options.beta1, 0, 1, false);
-  check_range("beta2", options.beta2, 0, 1, false);
-  check_range("epsilon", options.epsilon, 0, 1, true);
-  check_range("weight_decay", options.weight_decay, 0, 1e3, true);
+  check(options);
+}
+
+void AdamW::check(const AdamWOptions& options) {
+  check_option("beta1", options.beta1, {.low = 0, .high = 1, .has_high = false});
+  check_option("beta2", options.beta2, {.low = 0, .high = 1, .has_high = false});
+  check_option("epsilon", options.epsilon, {.low = 0, .high = 1});
+  check_option("weight_decay", options.weight_decay, {.low = 0, .high = 1e3});
 }
 
 bool AdamW::update(const Part& part, const AdamWOptions& options, double lr, double gradient_scale) {
@@ -253,14 +302,14 @@ bool AdamW::update(const Part& part, const AdamWOptions& options, double lr, dou
   if (part.values.is_meta()) return writes;
   const auto t = static_cast<double>(part.number);
   const kernels::AdamWStep numbers{.gradient_scale = gradient_scale,
-                                   .decay = part.decays ? 1 - lr * options.weight_decay : 1,
+                                   .decay = 1 - lr * part.decay(options.weight_decay),
                                    .beta1 = options.beta1,
                                    .beta2 = options.beta2,
                                    .epsilon = options.epsilon,
                                    .step_size = lr / (1 - std::pow(options.beta1, t)),
                                    .root_correction = std::sqrt(1 - std::pow(options.beta2, t))};
   auto* copies = writes ? static_cast<kernels::Bf16*>(part.copies.data_ptr()) : nullptr;
-  sweep_elements(part, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
+  sweep_elements(part.values, part.gradients, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
     using T = std::remove_pointer_t<decltype(values)>;
     const auto moment = [&](size_t i) { return static_cast<T*>(part.moments[i].data_ptr()) + begin; };
     kernels::adamw(values, gradients, moment(0), moment(1), copies == nullptr ? nullptr : copies + begin, count,
@@ -274,8 +323,8 @@ Sgd::Sgd(FlatState& state, const SgdOptions& options)
                 [options](const Part& part, double lr, double gradient_scale) {
                   return update(part, options, lr, gradient_scale);
                 }) {
-  check_range("momentum", options.momentum, 0, 1, false);
-  check_range("weight_decay", options.weight_decay, 0, 1e3, true);
+  check_option("momentum", options.momentum, {.low = 0, .high = 1, .has_high = false});
+  check_option("weight_decay", options.weight_decay, {.low = 0, .high = 1e3});
 }
 
 bool Sgd::update(const Part& part, const SgdOptions& options, double lr, double gradient_scale) {
@@ -283,10 +332,10 @@ bool Sgd::update(const Part& part, const SgdOptions& options, double lr, double 
   count_kernel("sgd", part.values, part.values, part.gradients, momentum, momentum);
   if (part.values.is_meta()) return false;
   const kernels::SgdStep numbers{.gradient_scale = gradient_scale,
-                                 .weight_decay = part.decays ? options.weight_decay : 0,
+                                 .weight_decay = part.decay(options.weight_decay),
                                  .momentum = options.momentum,
                                  .lr = lr};
-  sweep_elements(part, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
+  sweep_elements(part.values, part.gradients, [&](auto* values, const auto* gradients, int64_t begin, int64_t count) {
     using T = std::remove_pointer_t<decltype(values)>;
     T* momentum = part.moments.empty() ? nullptr : static_cast<T*>(part.moments[0].data_ptr()) + begin;
     kernels::sgd(values, gradients, momentum, count, numbers);

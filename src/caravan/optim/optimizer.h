@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/engine/average_tensor.h"
 #include "caravan/engine/flat/flat.h"
 #include "caravan/engine/flat/tier_sweep.h"
 #include "caravan/engine/training_state.h"
@@ -38,6 +39,16 @@ class Optimizer : public StateOwner {
 
   int64_t num_steps() const noexcept { return num_steps_; }
   void set_num_steps(int64_t num_steps) { num_steps_ = num_steps; }
+  /// Keeps an exponential moving average of the trained values beside them, as further state, "average": after step t
+  /// it is d average + (1 - d) values, with d = min(decay, (1 + t) / (10 + t)), so that a short run does not remember
+  /// its initial values. Call it before the first step. Throws UsageError for a decay outside [0, 1).
+  void keep_average(double decay);
+  bool keeps_average() const noexcept { return keeps_average_; }
+  /// Whether exchange_average() works: values and state are on the device.
+  bool can_exchange_average() const { return keeps_average_ && state_.tiers == nullptr; }
+  /// Exchanges the values with their average, for an evaluation; a second call restores them. Sends nothing.
+  void exchange_average();
+
   /// The flat state under its names in a checkpoint: {"exp_avg", ..}, {"exp_avg_sq", ..}; {"momentum", ..}.
   const std::vector<std::pair<std::string, FlatMemory>>& state() const noexcept { return moments_; }
   /// Visits the pieces of state() of each trained parameter. num_steps() is not among them.
@@ -57,7 +68,11 @@ class Optimizer : public StateOwner {
     std::vector<at::Tensor> moments;
     at::Tensor copies;  ///< copies of the values in another dtype, or of the same; undefined: none
     bool decays = true;
+    UpdateRule rule{};   ///< its lr_factor is already part of the learning rate
     int64_t number = 1;  ///< step number, from 1
+
+    /// The weight decay of the parameters, with that of the optimizer.
+    double decay(double of_optimizer) const { return rule.weight_decay.value_or(decays ? of_optimizer : 0); }
   };
   /// Element-wise: the same bits however the state is cut. Returns whether it has also written the copies. It may
   /// run on another thread until ~Optimizer: it holds what it needs by value.
@@ -65,8 +80,26 @@ class Optimizer : public StateOwner {
   /// `state` must outlive the optimizer. torch's version counters see its updates. `names`: of its moments, which are
   /// zero in the first step.
   Optimizer(FlatState& state, const std::vector<std::string>& names, Update update);
-  template <class F>
-  static void sweep_elements(const Part& part, const F& f);
+  struct OptionRange {
+    double low = 0;
+    double high = 1;
+    bool has_high = true;
+  };
+  /// Throws UsageError for an option outside its range.
+  static void check_option(const char* key, double value, const OptionRange& range);
+
+  /// Step num_steps() of all that rests on the device. Returns whether the copies of all values are written too.
+  virtual bool step_all(double lr, double gradient_scale);
+  /// Whether state() has this moment of a trained parameter.
+  virtual bool keeps(const std::string& /*moment*/, const Slot& /*slot*/) const { return true; }
+  /// Throws for an optimizer that cannot update one bucket or group after another.
+  virtual void check_parts() const {}
+  /// Before and after a step of an optimizer that does not update all values by its Update. Nothing without an average.
+  void begin_average();
+  void add_to_average();
+
+  FlatState& state_;
+  std::vector<std::pair<std::string, FlatMemory>> moments_;
 
  private:
   /// Whether some of what a step needs rests outside of the device.
@@ -80,10 +113,10 @@ class Optimizer : public StateOwner {
   template <class Write>
   void change_values(const Write& write);
 
-  FlatState& state_;
   Update update_;
+  bool keeps_average_ = false;
+  double average_decay_ = 0;
   int64_t num_steps_ = 0;
-  std::vector<std::pair<std::string, FlatMemory>> moments_;
   std::vector<size_t> first_use_;     ///< by group: its first unit
   std::unique_ptr<TierSweep> sweep_;  ///< last: uses the others
 };
@@ -101,8 +134,11 @@ class AdamW final : public Optimizer {
  public:
   /// Throws UsageError for an option outside its range.
   explicit AdamW(FlatState& state, const AdamWOptions& options = {});
+  /// Throws as the constructor.
+  static void check(const AdamWOptions& options);
 
  private:
+  friend class Muon;  // whose vectors AdamW updates
   static bool update(const Part& part, const AdamWOptions& options, double lr, double gradient_scale);
 };
 

@@ -15,7 +15,7 @@ namespace {
 struct WayOut {
   std::string key;    ///< "data_parallel.mode"
   std::string value;  ///< its present value
-  std::string text;   ///< "data_parallel.mode = \"sync\""; "": no entry of the family has the trait
+  std::string text;   ///< "data_parallel.mode = \"sync\""; "": there is no such value, and no entry that has the trait
 };
 
 WayOut way_out(const Setting& setting, const Traits& traits, const std::set<Trait>& asked) {
@@ -31,6 +31,7 @@ WayOut way_out(const Setting& setting, const Traits& traits, const std::set<Trai
   }
   std::vector<std::string> names;
   for (const std::string& name : names_of(setting.family().name)) {
+    if (setting.family().key.empty()) break;  // nothing is chosen
     if (has_all(Setting(setting.family().name, name))) names.push_back(name);
   }
   if (names.size() > 2) names.resize(2);

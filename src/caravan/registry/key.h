@@ -34,7 +34,7 @@ struct KeyName {
 };
 
 /// One key that an entry of the registry reads: "prefetch", in the section of its family. Entries of a family that
-/// share a key list the same one.
+/// share a key list the same one, with initial values of their own.
 struct SettingKey : KeyName {
   std::string help;
   RecipeValue initial;

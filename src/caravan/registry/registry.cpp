@@ -59,7 +59,8 @@ std::set<Trait> usual_traits() {
   return {Trait::whole_gradient,    Trait::clips_norm,      Trait::scales_loss,        Trait::rounds_gradients,
           Trait::rounds_reductions, Trait::bounded_lead,    Trait::ties_weights,       Trait::splits_layers,
           Trait::splits_stages,     Trait::runs_processes,  Trait::whole_weights,      Trait::all_reduces,
-          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ, Trait::offloads};
+          Trait::rehearses,         Trait::many_reductions, Trait::threads_may_differ, Trait::offloads,
+          Trait::whole_matrices};
 }
 
 Traits usual_traits_of(const Setting&) { return {.has = usual_traits()}; }

@@ -38,14 +38,14 @@ struct Entry {
   std::string summary;             ///< one line
   std::string paper{};             ///< its source; "": common knowledge
   std::vector<SettingKey> keys{};  ///< keys of the family's section that it reads
-  /// What it can be combined with: nothing, unless it says so. Not used for optimizers, learning-rate schedules, and
-  /// splits of layers or sequences.
+  /// What it can be combined with: nothing, unless it says so. Of optimizers only what they need of the others; not
+  /// used for learning-rate schedules, and splits of layers or sequences.
   std::function<Traits(const Setting&)> traits = [](const Setting&) { return Traits{}; };
 
   // For a technique whose axis of the mesh has `ranks` ranks:
 
   /// Why its values do not fit these ranks: for data parallelism, or, for recomputation, of a pipeline. Traits say what
-  /// it cannot be combined with.
+  /// it cannot be combined with. For an optimizer or a learning-rate schedule: why its values do not fit each other.
   std::function<std::optional<Misfit>(const Setting&, int64_t ranks)> check = [](const Setting&, int64_t) {
     return std::optional<Misfit>();
   };

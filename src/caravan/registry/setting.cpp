@@ -19,9 +19,7 @@ const SettingKey& key_of(const Family& family, std::string_view name) {
 
 }  // namespace
 
-Setting::Setting(std::string_view family) : family_(&family_of(family)), entry_(&first_of(family)) {
-  for (const SettingKey& key : keys_of(family)) values_.emplace(key.name, key.initial);
-}
+Setting::Setting(std::string_view family) : family_(&family_of(family)), entry_(&first_of(family)) {}
 
 Setting::Setting(std::string_view family, std::string_view name,
                  const std::vector<std::pair<std::string, RecipeValue>>& values)
@@ -65,13 +63,21 @@ void Setting::choose(std::string_view name) {
 std::string Setting::set(std::string_view key, const RecipeValue& value) {
   RecipeValue taken;
   std::string wrong = key_of(*family_, key).kind.take(value, taken);
-  if (wrong.empty()) values_.find(key)->second = std::move(taken);
+  if (wrong.empty()) values_.insert_or_assign(std::string(key), std::move(taken));
   return wrong;
 }
 
 const RecipeValue& Setting::value(std::string_view key) const {
   const auto found = values_.find(key);
-  return found != values_.end() ? found->second : key_of(*family_, key).initial;
+  if (found != values_.end()) return found->second;
+  const auto own = std::ranges::find(entry_->keys, key, &SettingKey::name);
+  return own != entry_->keys.end() ? own->initial : key_of(*family_, key).initial;
+}
+
+bool Setting::operator==(const Setting& other) const {
+  return entry_ == other.entry_ && std::ranges::all_of(keys_of(family_->name), [&](const SettingKey& key) {
+           return value(key.name) == other.value(key.name);
+         });
 }
 
 bool Setting::is_first() const { return entry_ == &first_of(family_->name); }

@@ -42,7 +42,7 @@ class Setting {
   bool is_none() const noexcept;
   /// Whether the entry lists the key.
   bool reads(std::string_view key) const;
-  /// Chooses another entry of the family; keeps the values.
+  /// Chooses another entry of the family; keeps the values that were set.
   void choose(std::string_view name);
 
   // `key` is a key of the family, without its section; any other is an InternalError.
@@ -57,18 +57,21 @@ class Setting {
   const std::vector<std::string>& texts(std::string_view key) const {
     return std::get<std::vector<std::string>>(value(key));
   }
+  const std::vector<StepPoint>& points(std::string_view key) const {
+    return std::get<std::vector<StepPoint>>(value(key));
+  }
 
   Traits traits() const;
   bool has(Trait trait) const { return traits().has.contains(trait); }
   /// "data_parallel.technique", or "data_parallel.`key`".
   std::string full_name(std::string_view key = "") const;
 
-  bool operator==(const Setting& other) const { return entry_ == other.entry_ && values_ == other.values_; }
+  bool operator==(const Setting& other) const;
 
  private:
   const Family* family_;
   const Entry* entry_;
-  std::map<std::string, RecipeValue, std::less<>> values_;
+  std::map<std::string, RecipeValue, std::less<>> values_;  ///< those that were set
 };
 
 }  // namespace caravan

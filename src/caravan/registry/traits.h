@@ -20,7 +20,7 @@ enum class Trait : uint8_t {
   rounds_gradients,    ///< gradients are kept in 16 bits
   rounds_reductions,   ///< gradients are reduced in 16 bits
   bounded_lead,        ///< no rank is ahead of another by more than a number of steps known in advance
-  ties_weights,        ///< updates a weight shared by the first and the last layer at once
+  ties_weights,        ///< updates a weight that layers share at once
   splits_layers,       ///< runs models whose layers or sequences are split over ranks
   splits_stages,       ///< runs models that are cut into pipeline stages
   runs_processes,      ///< ranks may be processes
@@ -30,6 +30,7 @@ enum class Trait : uint8_t {
   many_reductions,     ///< gradients may be reduced more than once in a step
   threads_may_differ,  ///< gives the same bits on ranks with other numbers of threads
   offloads,            ///< its state may rest outside of the device
+  whole_matrices,      ///< one update of all parameters on the device, in which ranks may exchange pieces of matrices
 };
 
 /// The traits of a setting.

@@ -42,6 +42,20 @@ std::string to_toml(const RecipeValue& value) {
     }
     std::string operator()(const std::vector<int64_t>& v) const { return "[" + join(v) + "]"; }
     std::string operator()(const TrainTokenizer& v) const { return fmt::format("{{train = {}}}", v.vocabulary); }
+    std::string operator()(const std::vector<StepPoint>& v) const {
+      std::vector<std::string> items;
+      for (const StepPoint& point : v) items.push_back(fmt::format("[{}, {}]", point.step, (*this)(point.value)));
+      return "[" + join(items) + "]";
+    }
+    std::string operator()(const std::vector<ParameterGroup>& v) const {
+      std::vector<std::string> items;
+      for (const ParameterGroup& group : v) {
+        const std::string decay = group.weight_decay ? ", weight_decay = " + (*this)(*group.weight_decay) : "";
+        items.push_back(fmt::format("{{parameters = {}, lr_factor = {}{}}}", (*this)(group.parameters),
+                                    (*this)(group.lr_factor), decay));
+      }
+      return "[" + join(items) + "]";
+    }
     std::string operator()(const std::vector<DataSource>& v) const {
       std::vector<std::string> items;
       for (const DataSource& source : v) {

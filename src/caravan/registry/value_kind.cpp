@@ -110,6 +110,25 @@ ValueKind list_of_texts() {
   }};
 }
 
+ValueKind step_points(Range range) {
+  return {[range](const RecipeValue& given, RecipeValue& taken) -> std::string {
+    const auto* texts = std::get_if<std::vector<std::string>>(&given);
+    const bool is_empty = texts != nullptr && texts->empty();
+    const auto* points = std::get_if<std::vector<StepPoint>>(&given);
+    if (points == nullptr && !is_empty) return is_not(given, "a list of [STEP, NUMBER]");
+    int64_t before = -1;
+    for (const StepPoint& point : is_empty ? std::vector<StepPoint>{} : *points) {
+      if (point.step < 0) return fmt::format("step {} is too small, must be at least 0", point.step);
+      if (point.step <= before) return fmt::format("step {} comes after step {}: steps must rise", point.step, before);
+      before = point.step;
+      const std::string wrong = out_of(range, point.value);
+      if (!wrong.empty()) return fmt::format("at step {}: {}", point.step, wrong);
+    }
+    taken = is_empty ? std::vector<StepPoint>{} : *points;
+    return "";
+  }};
+}
+
 ValueKind whole_number_or(Range range, std::string word, int64_t value_of_word) {
   return {[range, word, value_of_word](const RecipeValue& given, RecipeValue& taken) -> std::string {
             const auto* text = std::get_if<std::string>(&given);

@@ -30,13 +30,15 @@ std::string out_of(const Range& range, double value);
 /// "3 is not a string"
 std::string is_not(const RecipeValue& value, std::string_view kind);
 
-// The stored value is a bool, an int64_t, a double, a std::string or a std::vector of these.
+// The stored value is a bool, an int64_t, a double, a std::string, a std::vector of these or of points.
 ValueKind whole_number(Range range);
 ValueKind real_number(Range range);
 ValueKind true_or_false();
 ValueKind any_text();
 /// A text that is one of `choices`.
 ValueKind one_of(std::vector<std::string> choices);
+/// Points of a course over a run, [[STEP, NUMBER], ..], at rising steps from 0 on; [] : none.
+ValueKind step_points(Range range);
 /// A list of non-empty texts; a single text is a list of one.
 ValueKind list_of_texts();
 /// A number of bytes such as "1.5G", kept as a text; "": none.

@@ -48,18 +48,37 @@ std::vector<at::Tensor*> TrainBatch::tensors() {
   return all;
 }
 
-TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows) {
-  const RowShape shape = source.shape();
-  TrainBatch batch;
-  const auto make = [&](at::Tensor& tensor) -> std::span<int64_t> {
-    tensor = at::empty({rows, shape.length}, at::kLong);
+TrainBatch empty_batch(const RowShape& shape, int64_t rows, at::DeviceType device) {
+  const at::TensorOptions options = at::TensorOptions(at::kLong).device(device);
+  const auto make = [&](bool is_used) { return is_used ? at::empty({rows, shape.length}, options) : at::Tensor(); };
+  TrainBatch batch{.ids = make(true), .labels = make(true)};
+  batch.positions = make(shape.has_positions);
+  batch.documents = make(shape.has_documents);
+  batch.token_types = make(shape.has_token_types);
+  return batch;
+}
+
+RowBuffers buffers_of(TrainBatch& batch) {
+  const auto data_of = [](at::Tensor& tensor) -> std::span<int64_t> {
+    if (!tensor.defined()) return {};
     return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
   };
-  RowBuffers buffers{.ids = make(batch.ids), .labels = make(batch.labels)};
-  if (shape.has_positions) buffers.positions = make(batch.positions);
-  if (shape.has_documents) buffers.documents = make(batch.documents);
-  if (shape.has_token_types) buffers.token_types = make(batch.token_types);
-  source.fill(first_sample, buffers);
+  return {.ids = data_of(batch.ids),
+          .labels = data_of(batch.labels),
+          .documents = data_of(batch.documents),
+          .positions = data_of(batch.positions),
+          .token_types = data_of(batch.token_types)};
+}
+
+void set_tokens(ForwardContext& context, const TrainBatch& batch) {
+  context.positions = batch.positions;
+  context.documents = batch.documents;
+  context.token_types = batch.token_types;
+}
+
+TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows) {
+  TrainBatch batch = empty_batch(source.shape(), rows);
+  source.fill(first_sample, buffers_of(batch));
   batch.global_rows = rows;
   batch.num_targets = source.num_targets(first_sample, rows);
   return batch;
@@ -127,9 +146,7 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   context.loss_scale = loss_scale / static_cast<double>(std::max<int64_t>(batch.num_targets, 1));
   const int64_t mean_rows = batch.mean_rows > 0 ? batch.mean_rows : batch.global_rows;
   context.gradient_scale = loss_scale * static_cast<double>(batch.global_rows) / static_cast<double>(mean_rows);
-  context.positions = part.positions;
-  context.documents = part.documents;
-  context.token_types = part.token_types;
+  set_tokens(context, part);
   context.set(Dim::batch, DimIndex(part.first_row, rows.count, batch.global_rows));
   return micro;
 }

@@ -14,6 +14,8 @@
 namespace caravan {
 
 class TaskRows;
+struct RowBuffers;
+struct RowShape;
 
 /// The batch of a step, or a box of it: the part of one rank, as Strategy::batch_layout lays it out, or a deal.
 struct TrainBatch {
@@ -32,6 +34,12 @@ struct TrainBatch {
   /// The defined tensors, which are cut, sent and copied alike.
   std::vector<at::Tensor*> tensors();
 };
+
+/// Of so many rows, not filled, and what to fill them by.
+TrainBatch empty_batch(const RowShape& shape, int64_t rows, at::DeviceType device = at::kCPU);
+RowBuffers buffers_of(TrainBatch& batch);
+/// What the rows have beside ids and labels.
+void set_tokens(ForwardContext& context, const TrainBatch& batch);
 
 /// Makes rows of the training data: row r is sample first_sample + r.
 TrainBatch make_batch(const TaskRows& source, int64_t first_sample, int64_t rows);

@@ -20,7 +20,8 @@ class SyncStepper final : public Stepper {
                       .rows = in_.global_rows,
                       .total_rows = step() * in_.global_rows,
                       .stop = result.stop,
-                      .waits_ms = std::move(result.waits_ms)};
+                      .waits_ms = std::move(result.waits_ms),
+                      .spike = std::move(result.spike)};
     if (in_.options.loss_scale != nullptr) report.loss_scale = result.loss_scale;
     return report;
   }

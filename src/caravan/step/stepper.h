@@ -34,6 +34,7 @@ struct StepReport {
   bool stop = false;                   ///< some rank asked to stop
   std::vector<double> waits_ms{};      ///< for a step with stages that flush: StepResult::waits_ms
   std::optional<double> loss_scale{};  ///< of the step (fp16)
+  std::string spike{};                 ///< why the step was skipped as a spike; "": it was not
   std::optional<SyncReport> drain{};   ///< for ranks that do not wait for each other
 };
 

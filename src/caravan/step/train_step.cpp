@@ -47,7 +47,8 @@ void TrainStep::prepare_away() {
     engine_.gradients().set_watch([this](const Slot& slot, const at::Tensor& gradient) { norm_->add(slot, gradient); });
   }
   if (!strategy.steps_early) return;
-  if (options_.clip_norm > 0 || options_.loss_scale != nullptr || strategy.gradients_tier == Tier::device) {
+  const bool waits = options_.clip_norm > 0 || options_.loss_scale != nullptr || options_.spike_guard != nullptr;
+  if (waits || strategy.gradients_tier == Tier::device) {
     throw InternalError({"train", "step", "groups step early, but the step waits for the norm of all", "", ""});
   }
   engine_.set_group_step([this](int group) {
@@ -96,6 +97,10 @@ StepResult TrainStep::run(const TrainBatch& batch, int64_t step, double lr, bool
   }
   for (Router* router : routers_) {
     if (result.is_skipped) router->take_load();  // its numbers overflowed too
+  }
+  if (is_finite && options_.spike_guard != nullptr) {
+    result.spike = options_.spike_guard->why_skipped(result.loss, result.grad_norm);
+    result.is_skipped = !result.spike.empty();
   }
   if (inspect) inspect(result);
   if (!is_finite && !result.is_skipped) name_bad_numbers(source, step, result);

@@ -12,6 +12,7 @@
 #include "caravan/optim/grad_norm.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
+#include "caravan/optim/spike_guard.h"
 #include "caravan/step/batch.h"
 
 namespace caravan {
@@ -25,7 +26,8 @@ struct StepResult {
   double loss_scale = 1;  ///< factor of the gradients
   /// In a pipeline: how long the ranks of each coordinate waited for other stages, on average.
   std::vector<double> waits_ms{};
-  bool is_skipped = false;  ///< the gradients overflowed: no update, and a smaller scale afterwards
+  bool is_skipped = false;  ///< no update: the gradients overflowed, and the scale is smaller afterwards; or a spike
+  std::string spike{};      ///< why it is a spike; "": it is none
 };
 
 /// One optimizer step of a model under a strategy: the passes of the micro-batches with their reductions, the norm,
@@ -36,7 +38,8 @@ class TrainStep final {
     uint64_t seed = 0;
     int64_t num_micro_batches = 1;
     double clip_norm = 0;
-    LossScale* loss_scale = nullptr;  ///< outlives the step; null: none
+    LossScale* loss_scale = nullptr;    ///< outlives the step; null: none
+    SpikeGuard* spike_guard = nullptr;  ///< the same; not with `apart`
     /// An axis whose coordinates step independently: loss, norm and errors are those of the ranks that share this
     /// rank's coordinate. "": all ranks step together.
     std::string apart{};

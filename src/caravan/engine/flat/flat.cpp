@@ -150,7 +150,10 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
     slot.sharded_offset = bucket.sharded_offset + bucket.sharded_count;
     bucket.sharded_count += stretch.count();
     check_rest(*parameter, layouts.sharded, mesh);
-    const Range range{.offset = slot.sharded_offset, .count = stretch.count(), .decays = parameter->spec().decays};
+    const Range range{.offset = slot.sharded_offset,
+                      .count = stretch.count(),
+                      .decays = parameter->spec().decays,
+                      .rule = parameter->update_rule()};
     if (bucket.is_trained && range.count > 0) add_range(range);
     index_.emplace(parameter, slots_.size());
     slots_.push_back(std::move(slot));
@@ -192,7 +195,7 @@ void FlatLayout::place_chunk(Bucket& bucket, const Strategy& strategy) {
 void FlatLayout::add_range(Range range) {
   if (std::exchange(run_of_range_, run_) == run_) {
     Range& before = ranges_.back();
-    if (before.offset + before.count == range.offset && before.decays == range.decays) {
+    if (before.offset + before.count == range.offset && before.decays == range.decays && before.rule == range.rule) {
       before.count += range.count;
       return;
     }

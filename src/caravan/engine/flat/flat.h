@@ -79,6 +79,7 @@ class FlatLayout {
     int64_t offset = 0;
     int64_t count = 0;
     bool decays = true;
+    UpdateRule rule{};
   };
 
   FlatLayout() = default;
@@ -132,6 +133,8 @@ struct FlatState {
   std::vector<at::Tensor> kept_sums{};
   std::vector<MeshAxis> shared_axes{};  ///< axes whose ranks read each other's kept buffers in place
   std::string apart_axis{};             ///< see Strategy
+  std::string pipeline_axis{};          ///< see Strategy
+  std::optional<Mesh> mesh{};           ///< of the ranks that hold the rest of the model; none before allocate()
   int64_t parameter_bytes = 0;          ///< bytes of values, kept buffers and copies; of a shared buffer this rank's
                                         ///< part
   int64_t gradient_bytes = 0;

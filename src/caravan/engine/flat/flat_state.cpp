@@ -64,6 +64,8 @@ class Pieces {
 
 void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarType dtype, at::Device device) {
   apart_axis = strategy.apart_axis;
+  pipeline_axis = strategy.pipeline_axis;
+  this->mesh = mesh;
   tiers = strategy.tiers;
   optimizer_tier = strategy.optimizer_tier;
   delay_after = strategy.delay_after;

@@ -8,8 +8,9 @@ Entry adamw_entry() {
           .summary = "steps by the first moment over the root of the second, with decoupled weight decay",
           .paper = "Loshchilov and Hutter, \"Decoupled weight decay regularization\", ICLR 2019",
           .keys = {weight_decay_key(),
-                   {{"beta1", OnResume::listed}, "decay of the first moment", 0.9, real_number({0, 0.999999})},
-                   {{"beta2", OnResume::listed}, "decay of the second moment", 0.98, real_number({0, 0.999999})},
+                   average_key(),
+                   beta1_key(0.9),
+                   beta2_key(0.98),
                    {{"epsilon", OnResume::listed}, "added to the denominator", 1e-8, real_number({1e-30, 1})}},
           .mistaken = {{"adam", "'adam' is \"adamw\" with weight_decay = 0"}}};
 }

@@ -1,0 +1,203 @@
+#include "caravan/optim/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "caravan/base/error.h"
+#include "caravan/base/memory/memory_counter.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/tensor.h"
+#include "caravan/module/path.h"
+#include "caravan/optim/matrix_exchange.h"
+#include "caravan/optim/newton_schulz.h"
+
+namespace caravan {
+namespace {
+
+constexpr const char* kMuonMomentum = "momentum";
+constexpr const char* kMuonMoment = "exp_avg";
+constexpr const char* kMuonSquares = "exp_avg_sq";
+constexpr double kUpdateSize = 0.2;  // root mean square of the elements of an update, as of AdamW's usually
+
+const Mesh& mesh_of_matrices(const FlatState& state) {
+  if (state.mesh) return *state.mesh;
+  throw InternalError({"optimizer", "muon", "the flat state is not that of an engine", "", ""});
+}
+
+void check_muon_state(const FlatState& state) {
+  const bool is_away = state.values.tier() != Tier::device || state.gradients.tier() != Tier::device ||
+                       state.copies.tier() != Tier::device || state.optimizer_tier != Tier::device;
+  if (!is_away) return;
+  throw UsageError({"optimizer", "muon",
+                    "needs whole matrices, but parameters, gradients or its state rest outside of "
+                    "the device, where they are updated part by part",
+                    state.mesh ? state.mesh->where() : "", "offload activations only, or use AdamW"});
+}
+
+/// Compares what each owner knows of the pieces of others with what these hold.
+void check_pieces(const MatrixPlan& plan, const MatrixRanks& ranks) {
+  std::vector<int64_t> own, known, got(static_cast<size_t>(ranks.size()));
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    own.push_back(static_cast<int64_t>(plan.digest(ranks.rank(), rank)));
+    known.push_back(static_cast<int64_t>(plan.digest(rank, ranks.rank())));
+  }
+  const auto buffer = [](std::vector<int64_t>& all) {
+    return Buffer{all.data(), static_cast<int64_t>(all.size()), Dtype::int64};
+  };
+  if (ranks.size() > 1) ranks.comm().all_to_all(buffer(own), buffer(got), {}, {}, "pieces of matrices");
+  all_or_none(ranks.mesh().world(), [&] {  // those of other stages, too
+    if (ranks.size() == 1 || got == known || !ranks.comm().touches_memory()) return;
+    throw UsageError({"optimizer", "muon", "ranks cut the matrices of a layer in unlike ways", ranks.mesh().where(),
+                      "use degrees that divide heads and hidden widths, or AdamW"});
+  });
+}
+
+}  // namespace
+
+struct Muon::Matrices {
+  Matrices(const FlatState& state, const Mesh& mesh)
+      : ranks(mesh, {state.pipeline_axis, state.apart_axis}),
+        plan(made_by_all(state)),
+        exchange(plan, ranks, state.values.options()) {
+    check_pieces(plan, ranks);
+  }
+
+  MatrixPlan made_by_all(const FlatState& state) const {
+    std::unique_ptr<MatrixPlan> made;
+    all_or_none(ranks.mesh().world(), [&] { made = std::make_unique<MatrixPlan>(state.layout, ranks); });
+    return std::move(*made);
+  }
+
+  MatrixRanks ranks;
+  MatrixPlan plan;
+  MatrixExchange exchange;
+};
+
+Muon::Muon(FlatState& state, const MuonOptions& options)
+    : Optimizer(state, {},
+                [](const Part&, double, double) -> bool {
+                  throw InternalError({"optimizer", "muon", "is asked to update a part of the parameters", "", ""});
+                }),
+      options_(options) {
+  check_option("momentum", options.momentum, {.low = 0, .high = 1, .has_high = false});
+  check_option("newton_schulz_steps", static_cast<double>(options.newton_schulz_steps), {.low = 1, .high = 100});
+  AdamW::check(options.adamw);
+  check_muon_state(state);
+  matrices_ = std::make_unique<Matrices>(state, mesh_of_matrices(state));
+  make_state();
+}
+
+Muon::~Muon() = default;
+
+/// A momentum for matrices, two moments for the rest.
+void Muon::make_state() {
+  const MemoryKindScope kind(MemoryKind::optimizer);
+  for (const char* name : {kMuonMomentum, kMuonMoment, kMuonSquares}) {
+    int64_t count = 0;
+    const auto size_of = [](const Slot& slot) { return FlatLayout::aligned(slot.sharded_count()); };
+    for (const Slot& slot : state_.layout.slots()) count += keeps(name, slot) ? size_of(slot) : 0;
+    const at::Tensor all = at::zeros({count}, state_.values.options());
+    FlatMemory flat(state_.values.options());
+    int64_t place = 0;
+    for (const Slot& slot : state_.layout.slots()) {
+      if (!keeps(name, slot)) continue;
+      flat.add(slot.sharded_offset, all.narrow(0, place, slot.sharded_count()));
+      place += size_of(slot);
+    }
+    moments_.emplace_back(name, std::move(flat));
+  }
+}
+
+bool Muon::keeps(const std::string& moment, const Slot& slot) const {
+  if (moment == kAverage) return slot.parameter->requires_grad();
+  return slot.parameter->requires_grad() && is_of_matrices(*slot.parameter) == (moment == kMuonMomentum);
+}
+
+void Muon::check_parts() const {
+  throw UsageError({"optimizer", "muon", "needs whole matrices, but is asked to update one bucket", "",
+                    "use AdamW where ranks step apart or groups step early"});
+}
+
+bool Muon::step_all(double lr, double gradient_scale) {
+  begin_average();
+  add_momentum(gradient_scale);
+  step_matrices(lr, gradient_scale);
+  step_others(lr, gradient_scale);
+  add_to_average();
+  return true;
+}
+
+void Muon::add_momentum(double gradient_scale) {
+  const FlatMemory& momentum = moments_[0].second;
+  for (const Slot& slot : state_.layout.slots()) {
+    if (!keeps(kMuonMomentum, slot)) continue;
+    // In parts: a gradient of another dtype is converted.
+    FlatMemory::for_each_part(slot.sharded_offset, slot.sharded_count(), [&](int64_t offset, int64_t count) {
+      const at::Tensor v = momentum.narrow(offset, count);
+      v.mul_(options_.momentum).add_(state_.gradients.narrow(offset, count).to(v.scalar_type()), gradient_scale);
+    });
+  }
+}
+
+void Muon::step_matrices(double lr, double gradient_scale) {
+  const MatrixPlan& plan = matrices_->plan;
+  const auto offset_of = [this](const WholeMatrix& matrix) {
+    return state_.layout.slots()[matrix.slot].sharded_offset;
+  };
+  const auto read = [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
+    const int64_t offset = offset_of(matrix) + first;
+    elements.copy_(state_.gradients.narrow(offset, elements.numel())).mul_(gradient_scale);
+    elements.add_(moments_[0].second.narrow(offset, elements.numel()), options_.momentum);
+  };
+  const auto write = [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
+    const int64_t offset = offset_of(matrix) + first;
+    const Parameter& parameter = *state_.layout.slots()[matrix.slot].parameter;
+    Part part;
+    part.decays = parameter.spec().decays;
+    part.rule = parameter.update_rule();
+    const double own_lr = lr * part.rule.lr_factor;
+    const double size = kUpdateSize * std::sqrt(static_cast<double>(std::max(matrix.rows, matrix.columns)));
+    const at::Tensor values = state_.values.narrow(offset, elements.numel());
+    values.mul_(1 - own_lr * part.decay(options_.adamw.weight_decay)).add_(elements, -own_lr * size);
+    if (state_.copies.has(offset)) state_.copies.narrow(offset, elements.numel()).copy_(values);
+  };
+  for (const MatrixPlan::Round& round : plan.rounds()) {
+    std::vector<at::Tensor> own;
+    for (const size_t i : round.matrices) {
+      const WholeMatrix& matrix = plan.matrices()[i];
+      const bool is_own = matrix.owner == matrices_->ranks.rank();
+      own.push_back(is_own ? at::empty({matrix.rows, matrix.columns}, state_.values.options()) : at::Tensor());
+    }
+    matrices_->exchange.gather(round, own, read);
+    for (const at::Tensor& matrix : own) {
+      if (!matrix.defined()) continue;
+      newton_schulz(matrix, options_.newton_schulz_steps);
+      take_path("newton_schulz", matrix);
+    }
+    matrices_->exchange.scatter(round, own, write);
+  }
+}
+
+void Muon::step_others(double lr, double gradient_scale) {
+  for (const Slot& slot : state_.layout.slots()) {
+    const int64_t offset = slot.sharded_offset, count = slot.sharded_count();
+    if (!keeps(kMuonMoment, slot) || count == 0) continue;
+    Part part{.values = state_.values.narrow(offset, count),
+              .gradients = state_.gradients.narrow(offset, count),
+              .moments = {moments_[1].second.narrow(offset, count), moments_[2].second.narrow(offset, count)},
+              .copies = state_.copies.has(offset) ? state_.copies.narrow(offset, count) : at::Tensor(),
+              .decays = slot.parameter->spec().decays,
+              .rule = slot.parameter->update_rule(),
+              .number = num_steps()};
+    const bool has_copied = AdamW::update(part, options_.adamw, lr * part.rule.lr_factor, gradient_scale);
+    if (!has_copied && part.copies.defined()) part.copies.copy_(part.values);
+  }
+}
+
+}  // namespace caravan
