@@ -4,8 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/formats/huggingface/config_text.h"
 #include "caravan/formats/huggingface/hf_generation.h"
+#include "tests/formats/small_models.h"
 #include "tests/ranks/rank_case.h"
 
 namespace caravan::hf_config_test {
@@ -386,6 +388,54 @@ TEST(HuggingfaceConfig, unsupportedSettingsAreRefusedByKey) {
                 AllOf(HasSubstr(refusal.key), HasSubstr(refusal.fact), HasSubstr("some/config.json")))
         << refusal.key;
   }
+}
+
+TEST(HuggingfaceConfig, headsOfOtherKindsAreRefused) {
+  ModelConfig bert{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 40};
+  set_architecture(bert, *find_architecture("bert"));
+  bert.tie_embeddings = true;
+  bert.classes = 2;
+  const json classes = json::parse(huggingface_config(bert));
+  const auto refusal = [&](const std::map<std::string, json>& changes) {
+    json object = classes;
+    for (const auto& [key, value] : changes) object[key] = value;
+    return error_of<DataError>([&] { parse_huggingface_config(object.dump(), "some/config.json"); });
+  };
+  EXPECT_THAT(refusal({{"architectures", {"BertForTokenClassification"}}}),
+              AllOf(HasSubstr("is BertForTokenClassification, whose head is not supported"), HasSubstr("base model")));
+  EXPECT_THAT(refusal({{"id2label", {{"0", "much"}}}}), HasSubstr("regression"));
+  EXPECT_THAT(refusal({{"id2label", nullptr}, {"num_labels", 1}}), HasSubstr("num_labels: has one label"));
+  EXPECT_THAT(refusal({{"id2label", nullptr}, {"num_labels", int64_t{1} << 40}}), HasSubstr("is above"));
+  EXPECT_THAT(refusal({{"id2label", {{"0", "a"}, {"1", "a"}}}}), HasSubstr("gives two classes one name"));
+  // An untied head of masked tokens, which transformers does not have.
+  bert.classes = 0;
+  bert.tie_embeddings = false;
+  EXPECT_THAT(error_of<UsageError>([&] { huggingface_config(bert); }), HasSubstr("tie_word_embeddings"));
+}
+
+/// Of a model that a recipe describes, its own width of heads is 0.
+TEST(HuggingfaceConfig, theWidthOfHeadsIsWrittenOut) {
+  for (const ArchitectureRow& row : architectures()) {
+    ModelConfig config =
+        testing::small_model(row, {.layers = 4, .width = 32, .heads = 4, .context = 8, .vocabulary = 40, .hidden = 48});
+    config.own_head_width = 0;
+    const ModelConfig back = parse_huggingface_config(huggingface_config(config), "config.json");
+    EXPECT_EQ(back.head_width(), 8) << row.name;
+    EXPECT_EQ(back.num_parameters(), config.num_parameters()) << row.name;
+  }
+}
+
+TEST(HuggingfaceConfig, theFirstTokenOfTargetsIsOneOfTheModel) {
+  ModelConfig t5{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 40};
+  set_architecture(t5, *find_architecture("t5"));
+  t5.encoder_layers = 1;
+  t5.source_context = 8;
+  const SpecialTokens tokens{.end = {1}, .pad = 0, .decoder_start = 7, .prompt_end = 1};
+  EXPECT_EQ(parse_special_tokens(huggingface_config(t5, tokens), "config.json"), tokens);
+  EXPECT_EQ(parse_special_tokens(config_text(t5, tokens), "manifest"), tokens);
+  EXPECT_THAT(
+      error_of<DataError>([&] { parse_special_tokens(huggingface_config(t5, {.decoder_start = 40}), "config.json"); }),
+      HasSubstr("decoder_start_token_id: is 40, but the model has 40 tokens"));
 }
 
 TEST(HuggingfaceConfig, impossibleModelsAndOtherTextAreRefused) {

@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/formats/safetensors/tensor_file.h"
+#include "caravan/models/model.h"
 #include "caravan/nn/lora.h"
 #include "tests/data/support.h"
 
@@ -20,6 +22,20 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+NamedTensors values_of(const ModelConfig& config) {
+  NamedTensors values;
+  double shift = 0;
+  const Model model(config);
+  for (const Parameter* parameter : model.parameters()) {
+    int64_t count = 1;
+    for (const int64_t size : parameter->global_shape()) count *= size;
+    shift += 0.3;
+    values.emplace_back(parameter->name(),
+                        at::arange(count, at::kFloat).add(shift).sin().view(parameter->global_shape()));
+  }
+  return values;
+}
 
 /// A folder of adapters as PEFT writes them, of rank 4 and alpha 8, which each test changes.
 class Peft : public ::testing::Test {
@@ -186,6 +202,45 @@ TEST_F(Peft, WeightsThatAreNotFiniteAreNamed) {
                   AllOf(HasSubstr(kPeftWeights), HasSubstr(changed[i].first + " has a value that is not finite")));
     }
   }
+}
+
+/// A head of classes, which the base model lacks, is saved beside the adapters.
+TEST(PeftOfClasses, HasTheHead) {
+  for (const char* kind : {"llama", "bert"}) {
+    ModelConfig config{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+    set_architecture(config, *find_architecture(kind));
+    config.classes = 3;
+    config.lora = {.rank = 2, .alpha = 4, .targets = {"query"}};
+    const NamedTensors all = values_of(config);
+    const TemporaryFolder folder;
+    write_peft(folder.path(), config, all, "a/base");
+    const json root = json::parse(read_file(folder / kPeftConfig));
+    const bool is_bert = std::string(kind) == "bert";
+    EXPECT_EQ(root["task_type"], "SEQ_CLS");
+    EXPECT_EQ(root["modules_to_save"], is_bert ? json({"classifier", "pooler"}) : json({"score"}));
+    ModelConfig base = config;
+    base.lora = {};
+    ModelConfig adapted = base;
+    adapted.lora = read_peft_config(folder.path(), base).lora;
+    const NamedTensors read = read_peft(folder.path(), adapted);
+    EXPECT_EQ(read.size(), 4U + (is_bert ? 4U : 1U));
+    for (const auto& [name, tensor] : read) {
+      const auto same = std::ranges::find(all, name, &NamedTensors::value_type::first);
+      ASSERT_NE(same, all.end()) << name;
+      EXPECT_TRUE(tensor.equal(same->second)) << name;
+    }
+    EXPECT_EQ(peft_classes(folder.path(), base), 3);
+    ModelConfig without = base;
+    without.classes = 0;
+    EXPECT_THAT(message_of<DataError>([&] { read_peft_config(folder.path(), without); }),
+                HasSubstr("belongs to no linear layer"));
+  }
+  ModelConfig t5{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+  set_architecture(t5, *find_architecture("t5"));
+  t5.encoder_layers = 1;
+  t5.source_context = 8;
+  t5.lora = {.rank = 2, .alpha = 4, .targets = {"query"}};
+  EXPECT_EQ(json::parse(peft_config(t5, "a/base"))["task_type"], "SEQ_2_SEQ_LM");
 }
 
 }  // namespace

@@ -89,6 +89,12 @@ TEST(Beams, AreATextOfTheGenerator) {
   prompts.back().options.num_tokens = 30;
   EXPECT_THAT(testing::error_of<UsageError>([&] { generator.run(prompts); }),
               ::testing::HasSubstr("a prompt of 3 tokens and 30 more exceed the context of 24"));
+  // The last 19 tokens of the prompt leave room for 6 more, of which the last is not seen.
+  Prompt longer{"0123456789" + std::string("abcdefghijklmnopqrs"), {.num_tokens = 6, .beams = 4, .truncate = true}};
+  const Prompt cut{"abcdefghijklmnopqrs", longer.options};
+  EXPECT_EQ(generator.run({&longer, 1}).front().text, generator.run({&cut, 1}).front().text);
+  longer.options.truncate = false;
+  EXPECT_THAT(testing::error_of<UsageError>([&] { generator.run({&longer, 1}); }), ::testing::HasSubstr("--truncate"));
   prompts.back().options.sampling.presence_penalty = 1;
   EXPECT_THAT(testing::error_of<UsageError>([&] { generator.run(prompts); }),
               ::testing::HasSubstr("are not searched with"));

@@ -16,10 +16,16 @@ namespace caravan::testing::encoder_test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::vector<LoadOptions> kSplits{{.tp = 1}, {.tp = 2}, {.tp = 1, .pp = 2}, {.tp = 2, .pp = 2}};
+const std::vector<LoadOptions> kSplits{{.tp = 1},
+                                       {.tp = 2},
+                                       {.tp = 1, .pp = 2},
+                                       {.tp = 2, .pp = 2},
+                                       {.tp = 1, .parameters = Tier::host},
+                                       {.tp = 2, .pp = 2, .parameters = Tier::host}};
 const ContinuationOptions kGreedy{.num_tokens = 20, .sampling = {.temperature = 0}};
 
 ModelConfig small(const std::string& name, int64_t vocabulary) {
@@ -121,6 +127,40 @@ TEST(EncoderDecoder, ATargetEndsWithItsContext) {
     truncated.truncate = true;
     EXPECT_EQ(model.generate(long_source, truncated), model.generate(std::string(24, 'x'), truncated));
     EXPECT_THAT(error_of<UsageError>([&] { embed(model, {"a"}); }), HasSubstr("a source and of a target"));
+  });
+}
+
+/// A model of pairs has learned sources with an end; its tokenizer may not add it.
+TEST(EncoderDecoder, APromptEndsAsInTraining) {
+  const TemporaryFolder folder;
+  written(small("t5", 256), Tokenizer::bytes(), folder / "plain", {.decoder_start = 0});
+  written(small("t5", 256), Tokenizer::bytes(), folder / "ended", {.decoder_start = 0, .prompt_end = 7});
+  on_ranks({}, [&](const Mesh& mesh) {
+    LanguageModel plain = load(folder / "plain", mesh), ended = load(folder / "ended", mesh);
+    EXPECT_EQ(ended.text().tokens.prompt_end, 7);
+    EXPECT_EQ(ended.generate("the sea", kGreedy), plain.generate("the sea\x07", kGreedy));
+    EXPECT_EQ(ended.generate("the sea\x07", kGreedy), plain.generate("the sea\x07", kGreedy)) << "no second one";
+    EXPECT_NE(ended.generate("the sea", kGreedy), plain.generate("the sea", kGreedy));
+    EXPECT_THAT(error_of<UsageError>([&] { ended.generate(std::string(24, 'x'), kGreedy); }),
+                AllOf(HasSubstr("has 25 tokens, but the source context"), HasSubstr("its first 24 tokens")));
+  });
+}
+
+/// A pair that is too long is cut as training cuts it, token by token.
+TEST(Answers, AreOfTheTokensThatTrainingKeeps) {
+  const TemporaryFolder folder;
+  ModelConfig config = small("bert", 256);
+  config.classes = 2;
+  written(config, Tokenizer::bytes(), folder / "classes");
+  on_ranks({}, [&](const Mesh& mesh) {
+    const LanguageModel model = load(folder / "classes", mesh);
+    const TextInput whole{.text = std::string(20, 'a'), .pair = std::string(9, 'b'), .where = "texts.jsonl:3"};
+    EXPECT_THAT(error_of<UsageError>([&] { classify(model, whole); }),
+                AllOf(HasSubstr("texts.jsonl:3"), HasSubstr("its first tokens: --truncate")));
+    TextInput cut = whole;
+    cut.truncate = true;
+    const TextInput kept{.text = std::string(15, 'a'), .pair = std::string(9, 'b')};
+    EXPECT_EQ(classify(model, cut).front().probability, classify(model, kept).front().probability);
   });
 }
 

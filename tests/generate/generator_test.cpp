@@ -122,6 +122,18 @@ TEST_F(GeneratorTest, ATextIsAsAloneInAnyBatch) {
   }
 }
 
+TEST_F(GeneratorTest, PromptsOfSimilarLengthsShareAPass) {
+  std::vector<Prompt> prompts;
+  for (const size_t length : {18, 5, 24, 20, 17, 5, 23}) {
+    prompts.push_back({std::string(length, static_cast<char>('a' + prompts.size())), {.num_tokens = 1}});
+  }
+  run(*model_, prompts, {.batch = 7});
+  EXPECT_THAT(positions_, ::testing::ElementsAre(24, 17, 5)) << "17 is less than three quarters of 24; 5 is exact";
+  positions_.clear();
+  run(*model_, prompts, {.batch = 1});
+  EXPECT_THAT(positions_, ::testing::ElementsAre(18, 5, 24, 20, 17, 5, 23));
+}
+
 TEST_F(GeneratorTest, AnotherPromptTakesTheFreePlace) {
   std::vector<Prompt> prompts;
   for (const int64_t length : {9, 3, 3, 3}) prompts.push_back({"a", {.num_tokens = length, .sampling = kDrawn}});

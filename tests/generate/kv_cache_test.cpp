@@ -33,7 +33,8 @@ class CachedModel : public ::testing::TestWithParam<Architecture> {
     return config;
   }
   at::Tensor run(const at::Tensor& ids, const std::vector<Sequence>& rows) {
-    const ForwardContext context{.phase = Phase::evaluate, .positions = cache_->begin(rows, ids.size(1))};
+    const ForwardContext context{.phase = Phase::evaluate,
+                                 .positions = cache_->begin(rows, std::vector<int64_t>(rows.size(), ids.size(1)))};
     at::Tensor logits = model_->run({ids}, context).front();
     cache_->finish();
     return logits;
@@ -140,7 +141,7 @@ TEST_P(CachedModel, aPassThatThrowsLeavesNoTrace) {
 }
 
 TEST_P(CachedModel, otherRowsOrRecordedGradientsAreRefused) {
-  cache_->begin({a_, b_}, 1);
+  cache_->begin({a_, b_}, {1, 1});
   EXPECT_THAT(error_of<UsageError>([&] { model_->run({ids_.narrow(0, 0, 1).narrow(1, 0, 1)}, {}); }),
               HasSubstr("1 sequences of 1 new positions, but the pass began with 2 of 1"));
   const at::AutoGradMode records(true);

@@ -85,6 +85,7 @@ TEST_P(LoadSplit, ComputesTheLogitsAndTokensOfTheWhole) {
   const std::string greedy = original.text(kGreedy), drawn = original.text(kDrawn);
   const std::vector<Prompt> both{{kPrompt, kGreedy}, {kPrompt, kDrawn}, {"a", kDrawn}};
   std::vector<LoadOptions> splits{{.tp = 1}, {.tp = 2}, {.tp = 4}, {.tp = 1, .pp = 2}, {.tp = 2, .pp = 2}, {.pp = 4}};
+  if (config.num_kv_heads() == 4) splits.push_back({.tp = 3});  // with 2, 1 and 1 heads
   if (config.moe.is_used()) splits.insert(splits.end(), {{.ep = 2}, {.tp = 2, .ep = 2}, {.tp = 1, .pp = 2, .ep = 2}});
   for (const LoadOptions& split : splits) {
     SCOPED_TRACE(::testing::Message() << "tp " << split.tp << " pp " << split.pp << " ep " << split.ep);

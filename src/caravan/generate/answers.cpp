@@ -11,44 +11,42 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/calls/agree.h"
+#include "caravan/data/tasks/record_task.h"
 
 namespace caravan {
 namespace {
 
-[[noreturn]] void refuse_input(const char* what, std::string fact, std::string action) {
-  throw UsageError({"generate", what, std::move(fact), "", std::move(action)});
+[[noreturn]] void refuse_input(const TextInput& input, const char* what, std::string fact, std::string action) {
+  throw UsageError({"generate", what, std::move(fact), input.where, std::move(action)});
 }
 
-Encoding encoded(const Tokenizer& tokenizer, const TextInput& input) {
-  return input.pair.empty() ? tokenizer.encode_single(input.text) : tokenizer.encode_pair(input.text, input.pair);
+void check_head(const LanguageModel& model, const TextInput& input) {
+  if (model.has_head()) return;
+  refuse_input(input, "model", fmt::format("{} is a base model, without a head", model.origin()),
+               "use embed, or train one with train.init_from");
 }
 
-/// Of `text` so many tokens.
-std::string first_tokens(const Tokenizer& tokenizer, std::string_view text, size_t count) {
-  const std::vector<int32_t> ids = tokenizer.encode(text);
-  return tokenizer.decode({ids.data(), std::min(count, ids.size())});
-}
-
-/// A shorter text has no more tokens, but decoding and encoding again may change their number.
+/// With the special tokens; of a longer text the tokens that training keeps (ClassifyTask).
 Encoding fitting(const LanguageModel& model, const TextInput& input) {
   const Tokenizer& tokenizer = model.tokenizer();
-  const auto most = static_cast<size_t>(model.config().context);
-  Encoding all = encoded(tokenizer, input);
-  if (all.ids.empty()) refuse_input("text", "has no tokens", "give some text");
-  if (all.ids.size() > most && !input.truncate) {
-    refuse_input("text", fmt::format("has {} tokens, but the context of the model is {}", all.ids.size(), most),
-                 "shorten it, or let the model see a part of it: --truncate");
-  }
-  TextInput shorter = input;
-  size_t of_text = tokenizer.encode(input.text).size(), of_pair = tokenizer.encode(input.pair).size();
-  while (all.ids.size() > most && of_text + of_pair > 0) {
-    for (size_t over = all.ids.size() - most; over > 0 && of_text + of_pair > 0; --over) {
-      --(of_text >= of_pair ? of_text : of_pair);
+  const bool is_pair = !input.pair.empty();
+  const std::vector<int32_t> text = tokenizer.encode(input.text), pair = tokenizer.encode(input.pair);
+  const auto assembled = [&](int64_t of_text, int64_t of_pair) {
+    const auto first = std::span(text).first(static_cast<size_t>(of_text));
+    return is_pair ? tokenizer.with_special_tokens(first, std::span(pair).first(static_cast<size_t>(of_pair)))
+                   : tokenizer.with_special_tokens(first);
+  };
+  Encoding all = assembled(std::ssize(text), std::ssize(pair));
+  if (all.ids.empty()) refuse_input(input, "text", "has no tokens", "give some text");
+  if (const int64_t most = model.config().context; std::ssize(all.ids) > most) {
+    if (!input.truncate) {
+      refuse_input(input, "text",
+                   fmt::format("has {} tokens, but the context of the model is {}", all.ids.size(), most),
+                   "shorten it, or let the model see its first tokens: --truncate");
     }
-    shorter.text = first_tokens(tokenizer, input.text, of_text);
-    shorter.pair = first_tokens(tokenizer, input.pair, of_pair);
-    all = encoded(tokenizer, shorter);
+    const int64_t special = std::ssize(all.ids) - std::ssize(text) - std::ssize(pair);
+    const auto [of_text, of_pair] = longest_first(std::ssize(text), std::ssize(pair), most - special);
+    all = assembled(of_text, of_pair);
   }
   for (const int32_t id : all.ids) {
     if (id < model.config().vocabulary) continue;
@@ -89,17 +87,18 @@ std::vector<std::vector<TokenScore>> fill_mask(const LanguageModel& model, const
   const ModelConfig& config = model.config();
   const Tokenizer& tokenizer = model.tokenizer();
   if (config.arch.head != HeadKind::masked || config.classes > 0) {
-    refuse_input("model", fmt::format("{} does not predict masked tokens", config.arch.name),
+    refuse_input(input, "model", fmt::format("{} does not predict masked tokens", config.arch.name),
                  config.classes > 0 ? "use classify" : "use a model such as bert, or generate");
   }
+  check_head(model, input);
   if (!tokenizer.mask_token()) {
-    refuse_input("tokenizer", "has no mask token", "use the tokenizer the model was trained with");
+    refuse_input(input, "tokenizer", "has no mask token", "use the tokenizer the model was trained with");
   }
-  if (top < 1) refuse_input("top", fmt::format("{} is too few", top), "use 1 or more");
+  if (top < 1) refuse_input(input, "top", fmt::format("{} is too few", top), "use 1 or more");
   const int32_t mask = *tokenizer.mask_token();
   const Encoding text = fitting(model, input);
   if (std::ranges::find(text.ids, mask) == text.ids.end()) {
-    refuse_input("text", "has no masked token",
+    refuse_input(input, "text", "has no masked token",
                  fmt::format("write {} for the words to fill in", tokenizer.token_bytes(mask)));
   }
   const at::Tensor logits = output_of(model, text, TextModel::Part::logits);
@@ -131,8 +130,9 @@ std::string filled(const LanguageModel& model, const TextInput& input,
 
 std::vector<ClassScore> classify(const LanguageModel& model, const TextInput& input) {
   const ModelConfig& config = model.config();
+  check_head(model, input);
   if (config.classes == 0) {
-    refuse_input("model", fmt::format("{} tells no classes of texts apart", config.arch.name),
+    refuse_input(input, "model", fmt::format("{} tells no classes of texts apart", config.arch.name),
                  "train one with data.task = \"classify\"");
   }
   const Encoding text = fitting(model, input);
@@ -142,14 +142,14 @@ std::vector<ClassScore> classify(const LanguageModel& model, const TextInput& in
   std::vector<ClassScore> scores;
   for (const int64_t id : ranking(chances, config.classes)) {
     const auto at = static_cast<size_t>(id);
-    scores.push_back({at < names.size() ? names[at] : fmt::format("LABEL_{}", id), chances[id].item<double>()});
+    scores.push_back({at < names.size() ? names[at] : unnamed_class(id), chances[id].item<double>()});
   }
   return scores;
 }
 
 std::vector<float> embed(const LanguageModel& model, const TextInput& input, Pooling pooling) {
   if (model.config().has_encoder()) {
-    refuse_input("model", fmt::format("{} has states of a source and of a target", model.config().arch.name),
+    refuse_input(input, "model", fmt::format("{} has states of a source and of a target", model.config().arch.name),
                  "use a model of one text, such as bert");
   }
   const at::Tensor states = output_of(model, fitting(model, input), TextModel::Part::states);

@@ -12,13 +12,14 @@ namespace caravan {
 // What a model says of a whole text, in one pass. Every rank of the model calls these with the same arguments, and gets
 // the same answers. They throw UsageError for a model of another kind, and for a text (with its special tokens) of more
 // tokens than the model's context, unless `truncate`: then its last tokens are left out, of a pair those of the longer
-// text, one by one.
+// text first (longest_first).
 
 /// A text, or a pair of texts: "" for none.
 struct TextInput {
   std::string text{};
   std::string pair{};
   bool truncate = false;
+  std::string where{};  ///< where it is from, for errors: "texts.jsonl:3"
 };
 
 struct TokenScore {

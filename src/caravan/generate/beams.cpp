@@ -152,7 +152,10 @@ BeamSearch::Beam search_beams(TextWindows& windows, const std::vector<int64_t>& 
     throw UsageError({"generate", "beams",
                       fmt::format("a prompt of {} tokens and {} more exceed the context of {}", ids.size(),
                                   options.num_tokens, windows.cache().context()),
-                      "", "generate fewer tokens: --tokens"});
+                      "",
+                      static_cast<int64_t>(ids.size()) < windows.cache().context()
+                          ? "generate fewer tokens: --tokens"
+                          : "shorten it, or let the model see its last tokens: --truncate"});
   }
   BeamSearch search(options);
   BeamWindows texts(windows, source, ids);

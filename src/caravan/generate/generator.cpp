@@ -20,11 +20,19 @@ SpecialTokens tokens_of(const Tokenizer& tokenizer) {
   return end ? SpecialTokens{.begin = *end, .end = {*end}} : SpecialTokens{};
 }
 
-std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view prompt, std::optional<int64_t> begin,
-                                int64_t vocabulary) {
+/// What the model is given for a prompt, before it is cut.
+std::vector<int64_t> ids_of(const Tokenizer& tokenizer, const Prompt& prompt, const SpecialTokens& special) {
   std::vector<int64_t> ids;
-  for (const int32_t id : tokenizer.encode(prompt, true)) ids.push_back(id);
-  if (ids.empty() && begin) ids.push_back(*begin);
+  for (const int32_t id : tokenizer.encode(prompt.text, !prompt.is_whole)) ids.push_back(id);
+  if (prompt.is_whole) return ids;
+  if (ids.empty() && special.begin) ids.push_back(*special.begin);
+  if (special.prompt_end && (ids.empty() || ids.back() != *special.prompt_end)) ids.push_back(*special.prompt_end);
+  return ids;
+}
+
+std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, const Prompt& prompt, const SpecialTokens& special,
+                                int64_t vocabulary) {
+  std::vector<int64_t> ids = ids_of(tokenizer, prompt, special);
   if (ids.empty()) {
     throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", "",
                       "give some text to continue: --prompt TEXT"});
@@ -36,6 +44,13 @@ std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, std::string_view pro
     }
   }
   return ids;
+}
+
+/// The tokens that end a text.
+std::vector<int64_t> ends_of(const SpecialTokens& special, const ContinuationOptions& options) {
+  std::vector<int64_t> ends = special.end;
+  ends.insert(ends.end(), options.end_tokens.begin(), options.end_tokens.end());
+  return ends;
 }
 
 /// What a rank that holds the logits chooses of a row of them.
@@ -56,14 +71,17 @@ void GeneratorOptions::validate() const {
   }
 }
 
-void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, const ModelConfig& config,
-                  std::string_view where) {
+void check_prompt(const Prompt& prompt, const Tokenizer& tokenizer, const SpecialTokens& special,
+                  const ModelConfig& config, std::string_view where) {
   const int64_t context = config.has_encoder() ? config.source_context : config.context;
-  const auto tokens = static_cast<int64_t>(tokenizer.encode(prompt, true).size());
+  const auto tokens = std::ssize(ids_of(tokenizer, prompt, special));
   if (tokens <= context) return;
-  throw UsageError(
-      {"generate", "prompt", fmt::format("has {} tokens, but the context of the model is {}", tokens, context),
-       std::string(where), fmt::format("shorten it, or let the model see its last {} tokens: --truncate", context)});
+  throw UsageError({"generate", "prompt",
+                    fmt::format("has {} tokens, but the {} of the model is {}", tokens,
+                                config.has_encoder() ? "source context" : "context", context),
+                    std::string(where),
+                    fmt::format("shorten it, or let the model see its {} {} tokens: --truncate",
+                                config.has_encoder() ? "first" : "last", context)});
 }
 
 void validate(const ContinuationOptions& options) {
@@ -87,13 +105,13 @@ void validate(const ContinuationOptions& options) {
 
 /// A text that grows.
 struct Generator::Text {
-  std::vector<int64_t> source{};  ///< of a model with an encoder: the prompt
-  size_t index = 0;               ///< of its prompt
+  size_t index = 0;  ///< of its prompt
   const ContinuationOptions* options = nullptr;
   size_t num_of_prompt = 0;
   std::vector<int64_t> ids{};  ///< the prompt's and the generated ones
   TextWindows::Window window{}, draft{};
   at::Tensor logits{};  ///< [vocabulary] after its ids; undefined on a rank that does not hold them
+  std::vector<int64_t> ends{};
   StopStrings stop{{}};
   std::optional<TextStream> stream{};
   bool is_ended = false;
@@ -137,6 +155,11 @@ Generator::Generator(TextModel model, Tokenizer tokenizer, std::optional<Special
                       config.classes > 0 ? "use classify" : "use fill-mask, or embed"});
   }
   if (!options_.draft) return;
+  if (!options_.draft->model.config().continues_texts()) {
+    throw UsageError({"generate", "draft",
+                      fmt::format("{} does not continue texts", options_.draft->model.config().arch.name), "",
+                      "use a smaller model of the same family"});
+  }
   if (config.has_encoder() || options_.draft->model.config().has_encoder()) {
     throw UsageError({"generate", "draft", "a model with an encoder has no draft, and is none", "", "leave it out"});
   }
@@ -151,9 +174,14 @@ int64_t Generator::decoder_start() const {
                     "name decoder_start_token_id in config.json"});
 }
 
+bool Generator::has_encoder() const { return windows_.model().model.config().has_encoder(); }
+
+std::vector<int64_t> Generator::source_of(const Text& text, const Queue& queue) const {
+  return has_encoder() ? queue.ids[text.index] : std::vector<int64_t>();
+}
+
 int64_t Generator::most_tokens(const ContinuationOptions& options) const {
-  const ModelConfig& config = windows_.model().model.config();
-  return config.has_encoder() ? std::min(options.num_tokens, config.context) : options.num_tokens;
+  return has_encoder() ? std::min(options.num_tokens, windows_.cache().context()) : options.num_tokens;
 }
 
 Generator::~Generator() = default;
@@ -163,7 +191,7 @@ std::vector<Continuation> Generator::run(std::span<const Prompt> prompts, const 
   const ModelConfig& config = windows_.model().model.config();
   for (const Prompt& prompt : prompts) {
     validate(prompt.options);
-    queue.ids.push_back(prompt_ids(tokenizer_, prompt.text, special_.begin, config.vocabulary));
+    queue.ids.push_back(prompt_ids(tokenizer_, prompt, special_, config.vocabulary));
     std::vector<int64_t>& ids = queue.ids.back();
     const auto most = static_cast<size_t>(config.source_context);
     // Of a longer source the encoder sees the first tokens, and the last, which ends it.
@@ -189,9 +217,9 @@ void Generator::admit(Queue& queue) {
     Text& text = queue.growing.emplace_back();
     text.index = queue.next;
     text.options = &prompt.options;
-    text.ids = queue.ids[text.index];
-    if (windows_.model().model.config().has_encoder()) text.source = std::exchange(text.ids, {decoder_start()});
+    text.ids = has_encoder() ? std::vector{decoder_start()} : queue.ids[text.index];
     text.num_of_prompt = text.ids.size();
+    text.ends = ends_of(special_, prompt.options);
     text.stop = StopStrings(prompt.options.stop_strings);
     text.stream.emplace(tokenizer_, /*skip_special_tokens=*/true);
     if (drafts_) text.draft = drafts_->open(text.ids.size());
@@ -207,57 +235,60 @@ void Generator::admit(Queue& queue) {
   }
 }
 
-/// Lets the model see a prompt of several tokens, and keeps what the next prompt repeats.
+/// Of a prompt that the next one repeats, the model's state is kept.
 void Generator::begin(Text& text, Queue& queue) {
   if (queue.kept && queue.ids[queue.kept->index] == queue.ids[text.index]) {
     text.window = windows_.fork(queue.kept->window);
     text.logits = queue.kept->logits;
     return;
   }
-  text.window = windows_.open(text.ids.size(), text.source);
+  text.window = windows_.open(text.ids.size(), source_of(text, queue));
   const bool is_repeated = text.index + 1 < queue.ids.size() && queue.ids[text.index + 1] == queue.ids[text.index];
-  if (text.options->num_tokens == 0 || text.options->beams > 1 ||
-      (windows_.num_fresh(text.window, text.ids.size()) == 1 && !is_repeated))
-    return;
-  run_alone(text);
-  if (!is_repeated) return;
+  if (text.options->num_tokens == 0 || text.options->beams > 1 || !is_repeated) return;
+  Text* one = &text;
+  run({&one, 1});
   if (queue.kept) windows_.close(queue.kept->window);
   queue.kept = Queue::Kept{text.index, windows_.fork(text.window), text.logits};
 }
 
 /// One or more tokens of each text.
 void Generator::step(Queue& queue) {
-  std::vector<Text*> together, ready;
+  std::vector<Text*> ready, proposed;
+  std::vector<Fresh> fresh;
   for (Text& text : queue.growing) {
-    const int64_t fresh = windows_.num_fresh(text.window, text.ids.size());
-    const bool is_alone = fresh > 1 || text.window.needs_source() || windows_.most_texts(1) == 1;
-    if (fresh > 0 && is_alone) run_alone(text);
-    (fresh == 1 && !is_alone ? together : ready).push_back(&text);
+    const int64_t count = windows_.num_fresh(text.window, text.ids.size());
+    const bool is_proposed = drafts_ && count == 1;
+    (is_proposed ? proposed : ready).push_back(&text);
+    if (!is_proposed && count > 0) fresh.push_back({&text, count});
   }
-  if (drafts_) {
-    for (Text* text : together) {
-      if (!queue.is_stopped) speculate(*text, queue);
-    }
-  } else {
-    const auto most = static_cast<size_t>(windows_.most_texts(1));
-    for (size_t first = 0; first < together.size(); first += most) {
-      std::vector<TextWindows::Text> texts;
-      const std::span<Text*> some(&together[first], std::min(most, together.size() - first));
-      for (Text* text : some) texts.push_back({&text->window, text->ids});
-      const at::Tensor logits = windows_.run(texts);
-      for (size_t i = 0; i < some.size(); ++i) {
-        if (logits.defined()) some[i]->logits = logits.select(0, static_cast<int64_t>(i)).select(0, 0);
-      }
-    }
-    ready.insert(ready.end(), together.begin(), together.end());
+  run_groups(std::move(fresh));
+  for (Text* text : proposed) {
+    if (!queue.is_stopped) speculate(*text, queue);
   }
   if (!ready.empty()) take(ready, queue);
 }
 
-void Generator::run_alone(Text& text) {
-  const TextWindows::Text one{&text.window, text.ids};
-  const at::Tensor logits = windows_.run({&one, 1});
-  if (logits.defined()) text.logits = logits.select(0, 0).select(0, 0);
+/// Texts of equal or similar numbers of fresh ids share a pass: the longest first.
+void Generator::run_groups(std::vector<Fresh> fresh) {
+  std::ranges::stable_sort(fresh, std::ranges::greater(), &Fresh::count);
+  for (auto first = fresh.begin(); first != fresh.end();) {
+    const auto most = std::min<std::ptrdiff_t>(windows_.most_texts(first->count), fresh.end() - first);
+    const auto end = std::find_if(first + 1, first + most, [&](const Fresh& other) {
+      return !windows_.go_together(first->text->window, first->count, other.text->window, other.count);
+    });
+    std::vector<Text*> texts;
+    for (; first != end; ++first) texts.push_back(first->text);
+    run(texts);
+  }
+}
+
+void Generator::run(std::span<Text* const> texts) {
+  std::vector<TextWindows::Text> inputs;
+  for (Text* text : texts) inputs.push_back({&text->window, text->ids});
+  const at::Tensor logits = windows_.run(inputs);
+  for (size_t i = 0; i < texts.size() && logits.defined(); ++i) {
+    texts[i]->logits = logits.select(0, static_cast<int64_t>(i)).select(0, 0);
+  }
 }
 
 /// All of a text that is not sampled.
@@ -265,9 +296,12 @@ void Generator::search(Text& text, Queue& queue) {
   const BeamSearch::Options options{.beams = text.options->beams,
                                     .length_penalty = text.options->length_penalty,
                                     .num_tokens = most_tokens(*text.options),
-                                    .end_tokens = special_.end};
+                                    .end_tokens = ends_of(special_, *text.options)};
+  std::vector<int64_t> seen = text.ids;
+  const int64_t room = windows_.cache().context() + 1 - options.num_tokens;  // the last token is not seen
+  if (text.options->truncate && room > 0 && std::ssize(seen) > room) seen.erase(seen.begin(), seen.end() - room);
   const BeamSearch::Beam found =
-      search_beams(windows_, text.source, text.ids, options, text.options->sampling.repetition_penalty);
+      search_beams(windows_, source_of(text, queue), seen, options, text.options->sampling.repetition_penalty);
   std::vector<TextModel::Choice> stops(1);
   stops.front().stops = !queue.is_shown;
   queue.is_stopped = windows_.model().agree(std::move(stops)).front().stops;
@@ -297,8 +331,7 @@ void Generator::accept(Text& text, const TextModel::Choice& choice, Queue& queue
     return;
   }
   if (text.is_ended || queue.is_stopped) return;
-  if (std::ranges::find(special_.end, choice.token) != special_.end.end())
-    return finish(text, Ending::end_token, queue);
+  if (std::ranges::find(text.ends, choice.token) != text.ends.end()) return finish(text, Ending::end_token, queue);
   Continuation& made = queue.made[text.index];
   text.ids.push_back(choice.token);
   made.log_probabilities.push_back(choice.log_probability);

@@ -25,13 +25,17 @@ struct ContinuationOptions {
   /// only the repetition penalty counts; stop strings cut the text that was found.
   int64_t beams = 1;
   double length_penalty = 1;  ///< of beams: above 0 prefers long texts, below 0 short ones
-  bool truncate = false;      ///< for LanguageModel::generate: of a prompt longer than the context, use the last tokens
+  /// For LanguageModel::generate: of a prompt longer than the context, use the last tokens; of a source the first ones
+  /// and the one that ends it.
+  bool truncate = false;
+  std::vector<int64_t> end_tokens{};  ///< end the text, beside those of the model
 };
 
 /// A text to continue, and how.
 struct Prompt {
   std::string text;
   ContinuationOptions options{};
+  bool is_whole = false;  ///< it has the special tokens that it needs: the tokenizer adds none, such as a second bos
 };
 
 /// Why a text ends.
@@ -74,8 +78,8 @@ struct GeneratorOptions {
 
 /// Throws UsageError, naming both numbers, for a prompt of more tokens than the model's context, or that of its
 /// sources. `where`: its file.
-void check_prompt(std::string_view prompt, const Tokenizer& tokenizer, const ModelConfig& config,
-                  std::string_view where = "");
+void check_prompt(const Prompt& prompt, const Tokenizer& tokenizer, const SpecialTokens& special,
+                  const ModelConfig& config, std::string_view where = "");
 
 /// Continues prompts. An empty one begins with `tokens.begin`; without `tokens`, begin and end are the tokenizer's
 /// end-of-text token. With an encoder, the prompt is the source, and the text is a target of up to the context's
@@ -106,12 +110,20 @@ class Generator {
  private:
   struct Text;
   struct Queue;
+  bool has_encoder() const;
   int64_t decoder_start() const;
+  /// What an encoder reads for the text: its prompt; else nothing.
+  std::vector<int64_t> source_of(const Text& text, const Queue& queue) const;
   int64_t most_tokens(const ContinuationOptions& options) const;
   void admit(Queue& queue);
   void step(Queue& queue);
   void begin(Text& text, Queue& queue);
-  void run_alone(Text& text);
+  struct Fresh {
+    Text* text;
+    int64_t count;  ///< ids that the model has not seen
+  };
+  void run_groups(std::vector<Fresh> fresh);
+  void run(std::span<Text* const> texts);
   void search(Text& text, Queue& queue);
   void speculate(Text& text, Queue& queue);
   std::vector<int64_t> with_proposed(Text& text, int64_t count);

@@ -129,28 +129,33 @@ void KvCache::reserve(Text& text, int64_t length) {
   while (text.blocks.size() < blocks_of(length)) text.blocks.push_back(take_block());
 }
 
-at::Tensor KvCache::begin(const std::vector<Sequence>& rows, int64_t count) {
+at::Tensor KvCache::begin(const std::vector<Sequence>& rows, const std::vector<int64_t>& counts) {
   rows_.clear();
-  for (const Sequence row : rows) {
-    Text& text = sequences_.at(row);
-    if (text.length + count > context_) {
-      refuse_pass("cache", fmt::format("{} positions, but the cache holds {}", text.length + count, context_),
+  const auto [least, most] = std::ranges::minmax(counts);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t length = sequences_.at(rows[i]).length;
+    if (length + counts[i] > context_) {
+      refuse_pass("cache", fmt::format("{} positions, but the cache holds {}", length + counts[i], context_),
                   "generate fewer tokens, or truncate the sequence");
+    }
+    if (least < most && (least <= kMostQueries || length > 0)) {
+      refuse_pass("cache", fmt::format("{} and {} positions in one pass", least, most), "begin a pass for each");
     }
   }
   std::vector<at::Tensor> positions;
-  for (const Sequence row : rows) {
-    Text& text = sequences_.at(row);
-    reserve(text, text.length + count);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Text& text = sequences_.at(rows[i]);
+    reserve(text, text.length + counts[i]);
     rows_.push_back(&text);
-    positions.push_back(at::arange(text.length, text.length + count, at::kLong));
+    positions.push_back(at::arange(text.length, text.length + most, at::kLong));
   }
-  count_ = count;
-  return positions.size() == 1 ? positions.front() : at::cat(positions).view({-1, count});
+  counts_ = counts;
+  most_ = most;
+  return positions.size() == 1 ? positions.front() : at::cat(positions).view({-1, most});
 }
 
 void KvCache::finish() {
-  for (Text* text : rows_) text->length += count_;
+  for (size_t i = 0; i < rows_.size(); ++i) rows_[i]->length += counts_[i];
   rows_.clear();
 }
 
@@ -161,16 +166,16 @@ Tensors KvCache::attend(const AttentionCore& core, Layer& layer, Tensors inputs,
   }
   const at::Tensor& key = inputs.at(1);
   const auto rows = static_cast<int64_t>(rows_.size());
-  if (rows == 0 || key.size(0) != rows || key.size(1) != count_) {
+  if (rows == 0 || key.size(0) != rows || key.size(1) != most_) {
     refuse_pass(core.name(),
                 fmt::format("{} sequences of {} new positions, but the pass began with {} of {}", key.size(0),
-                            key.size(1), rows, rows == 0 ? 0 : count_),
+                            key.size(1), rows, rows == 0 ? 0 : most_),
                 "give begin() the sequences of the next pass");
   }
   append(layer, key, inputs.at(2));
-  if (count_ <= kMostQueries && has_own_kernel(key)) return {attend_to_blocks(core, layer, inputs, context)};
+  if (most_ <= kMostQueries && has_own_kernel(key)) return {attend_to_blocks(core, layer, inputs, context)};
   const bool are_new = std::ranges::all_of(rows_, [](const Text* text) { return text->length == 0; });
-  if (are_new) return next(std::move(inputs), context);
+  if (are_new) return next(std::move(inputs), context);  // queries after the last of a row see others, nobody sees them
   return {attend_to_copies(layer, inputs, context, next)};
 }
 
@@ -194,18 +199,21 @@ void KvCache::append(Layer& layer, const at::Tensor& key_in, const at::Tensor& v
   const auto with_adjacent = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
   const at::Tensor key = with_adjacent(key_in), value = with_adjacent(value_in);
   for (size_t row = 0; row < rows_.size(); ++row) {
-    const Text& text = *rows_[row];
     const auto of_row = static_cast<int64_t>(row);
-    const at::Tensor keys = key.select(0, of_row), values = value.select(0, of_row);
-    for (int64_t done = 0, num = 0; done < count_; done += num) {
-      const int64_t at = (text.length + done) % kBlock;
-      const size_t id = text.blocks[static_cast<size_t>((text.length + done) / kBlock)];
-      num = std::min(count_ - done, kBlock - at);
-      if (layer.size() <= id) layer.resize(id + 1);
-      if (!layer[id].defined()) layer[id] = at::empty({2, key.size(2), kBlock, key.size(3)}, key.options());
-      copy_rows(keys, done, num, layer[id].select(0, 0), at);
-      copy_rows(values, done, num, layer[id].select(0, 1), at);
-    }
+    append(layer, *rows_[row], counts_[row], key.select(0, of_row), value.select(0, of_row));
+  }
+}
+
+void KvCache::append(Layer& layer, const Text& text, int64_t count, const at::Tensor& keys,
+                     const at::Tensor& values) const {
+  for (int64_t done = 0, num = 0; done < count; done += num) {
+    const int64_t at = (text.length + done) % kBlock;
+    const size_t id = text.blocks[static_cast<size_t>((text.length + done) / kBlock)];
+    num = std::min(count - done, kBlock - at);
+    if (layer.size() <= id) layer.resize(id + 1);
+    if (!layer[id].defined()) layer[id] = at::empty({2, keys.size(1), kBlock, keys.size(2)}, keys.options());
+    copy_rows(keys, done, num, layer[id].select(0, 0), at);
+    copy_rows(values, done, num, layer[id].select(0, 1), at);
   }
 }
 
@@ -223,7 +231,7 @@ at::Tensor KvCache::attend_to_blocks(const AttentionCore& core, const Layer& lay
       seen.keys.push_back(block);
       seen.values.push_back(block + of_keys);
     }
-    for (int64_t i = 0; i < count_; ++i) {
+    for (int64_t i = 0; i < most_; ++i) {
       seen.end = text->length + i + 1;
       seen.first = window > 0 ? std::max<int64_t>(seen.end - window, 0) : 0;
       most = std::max(most, seen.end);
@@ -238,7 +246,7 @@ at::Tensor KvCache::attend_to_copies(const Layer& layer, const Tensors& inputs, 
                                      const Next& next) const {
   std::vector<at::Tensor> out;
   for (size_t row = 0; row < rows_.size(); ++row) {
-    const int64_t length = rows_[row]->length + count_;
+    const int64_t length = rows_[row]->length + most_;
     std::vector<at::Tensor> blocks;
     for (size_t i = 0; i < blocks_of(length); ++i) blocks.push_back(layer[rows_[row]->blocks[i]]);
     const at::Tensor all = at::cat(blocks, 2).narrow(2, 0, length).transpose(1, 2).unsqueeze(1);

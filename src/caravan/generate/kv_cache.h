@@ -41,10 +41,11 @@ class KvCache {
   /// Drops the positions from `length` on: a rejected draft, another continuation.
   void truncate(Sequence sequence, int64_t length);
 
-  /// The next pass has `count` new positions of each of `rows`, all different: ids [rows, count]. Returns these
-  /// positions, [count] of one row or [rows, count], for ForwardContext::positions. Throws UsageError for more
-  /// positions than the context. A pass that was not finished leaves no trace.
-  at::Tensor begin(const std::vector<Sequence>& rows, int64_t count);
+  /// The next pass has `counts` new positions of `rows`, all different: ids [rows, most of a row], of which shorter
+  /// rows use the first; rows of unequal counts have no positions yet, and more than kMostQueries. Returns the
+  /// positions, [most] of one row or [rows, most], for ForwardContext::positions. Throws UsageError for more positions
+  /// than the context. A pass that was not finished leaves no trace.
+  at::Tensor begin(const std::vector<Sequence>& rows, const std::vector<int64_t>& counts);
   /// After the pass: the sequences have these positions.
   void finish();
 
@@ -65,6 +66,7 @@ class KvCache {
   Tensors attend(const AttentionCore& core, Layer& layer, Tensors inputs, const ForwardContext& context,
                  const Next& next) const;
   void append(Layer& layer, const at::Tensor& key, const at::Tensor& value) const;
+  void append(Layer& layer, const Text& text, int64_t count, const at::Tensor& keys, const at::Tensor& values) const;
   at::Tensor attend_to_blocks(const AttentionCore& core, const Layer& layer, const Tensors& inputs,
                               const ForwardContext& context) const;
   at::Tensor attend_to_copies(const Layer& layer, const Tensors& inputs, const ForwardContext& context,
@@ -76,8 +78,9 @@ class KvCache {
   std::vector<int> uses_;     ///< of each block
   std::vector<size_t> free_;  ///< blocks
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<Text*> rows_;  ///< of the pass
-  int64_t count_ = 0;
+  std::vector<Text*> rows_;      ///< of the pass
+  std::vector<int64_t> counts_;  ///< of their new positions
+  int64_t most_ = 0;             ///< of these
   std::vector<Hook> hooks_;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,7 +12,7 @@
 
 #include "caravan/data/tokenizer/tokenizer.h"
 #include "caravan/engine/engine.h"
-#include "caravan/formats/huggingface/text_settings.h"
+#include "caravan/formats/huggingface/load_model.h"
 #include "caravan/generate/generator.h"
 #include "caravan/generate/text_model.h"
 #include "caravan/mesh/mesh.h"
@@ -19,11 +20,30 @@
 
 namespace caravan {
 
-/// How ranks share a model: parts of each layer (tp), of the experts (ep), stages of layers (pp). Their product is the
-/// number of ranks. 0: tp takes the ranks that the others leave, pp and ep are 1.
+/// How ranks share a model, and where its weights rest.
 struct LoadOptions {
+  /// Parts of each layer (tp), of the experts (ep), stages of layers (pp). Their product is the number of ranks. 0: tp
+  /// takes the ranks that the others leave, pp and ep are 1.
   int tp = 0, pp = 0, ep = 0;
-  at::ScalarType dtype = at::kFloat;  ///< of the weights in memory, and of the arithmetic: fp32, bf16 or fp16
+  at::ScalarType dtype = at::kFloat;  ///< of the weights, and of the arithmetic: fp32, bf16 or fp16
+  /// Where the weights of a layer rest while it does not run. On host and disk, a layer is loaded while the one before
+  /// it runs, and freed after its own pass (techniques/offload/offload.h). A pass reads all weights of the rank from
+  /// there.
+  Tier parameters = Tier::device;
+  std::vector<std::filesystem::path> disk_dirs{};  ///< of Tier::disk: folders on local disks, over which it is striped
+  StoredWeights weights = StoredWeights::last;     ///< of a run
+  /// Whether to stop: asked between tensors, and before each pass. If it is true on some rank, every rank throws
+  /// Interrupted. Empty: never. The end of a process by a signal leaves files in disk_dirs, which the next user of a
+  /// folder removes.
+  TextModel::ShouldStop should_stop{};
+};
+
+class ChatTemplate;
+
+/// What someone says in a chat.
+struct ChatMessage {
+  std::string role;  ///< "system", "user" or "assistant"
+  std::string content;
 };
 
 /// A language model over the ranks of a job, and what it needs to continue texts. See load().
@@ -31,7 +51,8 @@ class LanguageModel {
  public:
   /// Continues `prompt`, and returns the text after it, on every rank. Every rank calls it with the same arguments. An
   /// empty prompt begins with the model's begin token, and the text ends at its end tokens. Throws UsageError for
-  /// options out of range, and for a prompt longer than the model's context unless options.truncate; as Generator.
+  /// options out of range, for a base model, and for a prompt longer than the model's context unless options.truncate;
+  /// as Generator.
   std::string generate(std::string_view prompt, const ContinuationOptions& options = {});
   /// The same with the text as it is made.
   Continuation generate(std::string_view prompt, const ContinuationOptions& options, const ShowText& show);
@@ -39,22 +60,32 @@ class LanguageModel {
   std::vector<Continuation> generate(std::span<const Prompt> prompts, const GeneratorOptions& options,
                                      const ShowTexts& show = {}, const OnEnd& on_end = {});
 
+  /// The answer to `messages`, without what ends the turn: they are written by the model's own chat template, with its
+  /// prompt for a reply, on rank 0. Every rank calls it with the same options. Throws DataError for a model without a
+  /// template and for messages that the template refuses; UsageError for one that exceeds its budgets; as generate.
+  std::string chat(const std::vector<ChatMessage>& messages, const ContinuationOptions& options = {});
+  /// Null: its folder has none. Starts a process that renders it. Throws as ChatTemplate.
+  std::shared_ptr<const ChatTemplate> chat_template() const;
+
   const ModelConfig& config() const noexcept { return model_->config(); }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   const TextSettings& text() const noexcept { return text_; }
   const GenerationConfig& settings() const noexcept { return settings_; }  ///< of its generation_config.json
   const std::string& origin() const noexcept { return origin_; }           ///< the folder, for messages
-  const Mesh& mesh() const noexcept { return mesh_; }                      ///< axes pp, dp (of size 1), ep, tp
+  /// Whether its folder has a head: else it is a base model, which has states (embed) and no logits.
+  bool has_head() const noexcept { return has_head_; }
+  const Mesh& mesh() const noexcept { return mesh_; }  ///< axes pp, dp (of size 1), ep, tp
   const Model& model() const noexcept { return *model_; }
-  const Engine* engine() const noexcept { return engine_.get(); }  ///< null on one rank
+  const Engine* engine() const noexcept { return engine_.get(); }  ///< null for one rank with the weights in memory
   const TextModel& text_model() const noexcept { return *text_model_; }
-  /// Bytes of the parameters on this rank; there are no gradients.
+  /// Bytes of the parameters of this rank, wherever they rest; there are no gradients.
   int64_t parameter_bytes() const noexcept;
 
  private:
   friend LanguageModel load(const std::filesystem::path& source, const Mesh& mesh, const LoadOptions& options);
-  LanguageModel(Mesh mesh, std::unique_ptr<Model> model, std::unique_ptr<Engine> engine, Tokenizer tokenizer,
-                TextSettings text, std::string origin);
+  LanguageModel(Mesh mesh, std::unique_ptr<Model> model, std::unique_ptr<Engine> engine,
+                const TextModel::ShouldStop& should_stop, Tokenizer tokenizer, TextSettings text, std::string origin,
+                bool has_head);
 
   // In the order in which they are made.
   Mesh mesh_;
@@ -65,15 +96,18 @@ class LanguageModel {
   TextSettings text_;
   GenerationConfig settings_;
   std::string origin_;
+  bool has_head_;
 };
 
 /// Loads a Hugging Face folder, a run (its newest checkpoint) or a checkpoint over all ranks of `mesh`, of which only
-/// the number of ranks counts, and, if `options` sets nothing, its axes pp, ep and tp. Each rank reads its pieces of
-/// the weights from the files, and its memory never holds more than these and a part of one tensor.
+/// the number of ranks counts, and, if `options` sets no degree, its axes pp, ep and tp. Each rank reads its pieces of
+/// the weights from the files, and its memory never holds more than these and a part of one tensor; with the weights on
+/// disk, one piece of a tensor and the buffers of the disk.
 ///
 /// Every rank calls it with the same arguments. Throws, on every rank: DataError for what is missing, damaged or not
-/// finite; UsageError, naming the nearest valid choice, for ranks that cannot share the model so, and for ranks that
-/// found different models.
+/// finite; UsageError, naming the nearest valid choice, for ranks that cannot share the model so, for ranks that found
+/// different models, and for folders without a disk tier or the other way round; as DiskStore, before weights are read,
+/// for folders that cannot be used or are too small; Interrupted.
 LanguageModel load(const std::filesystem::path& source, const Mesh& mesh, const LoadOptions& options = {});
 
 }  // namespace caravan

@@ -1,15 +1,24 @@
 #include "caravan/generate/text_windows.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
+#include "caravan/base/error.h"
 #include "caravan/nn/product/few_rows_product.h"
+#include "caravan/nn/product/product_choice.h"
 
 namespace caravan {
+namespace {
+
+constexpr int64_t kLong = 256;      ///< ids of a text whose products are fast without others
+constexpr int64_t kMostIds = 1024;  ///< of prompts that share a pass: more are no faster, and take more memory
+
+}  // namespace
 
 TextWindows::TextWindows(TextModel model)
     : model_(std::move(model)), cache_(model_.model, model_.model.config().context) {}
@@ -55,30 +64,51 @@ int64_t TextWindows::room(const Window& window, size_t num_ids) const {
 int64_t TextWindows::most_texts(int64_t fresh) const {
   const RopeScalingKind kind = model_.model.config().rope_scaling.kind;
   const bool depends_on_length = kind == RopeScalingKind::dynamic || kind == RopeScalingKind::longrope;
-  if (depends_on_length || fresh > KvCache::kMostQueries) return 1;
-  return std::max<int64_t>(1, EachRowAlone::kMost / std::max<int64_t>(1, fresh));
+  if (depends_on_length) return 1;
+  if (fresh <= KvCache::kMostQueries) return std::max<int64_t>(1, EachRowAlone::kMost / std::max<int64_t>(1, fresh));
+  // How many rows an expert gets of a text alone decides by which kernel it multiplies them.
+  if (fresh > kLong || model_.model.config().moe.experts > 0) return 1;
+  return std::clamp<int64_t>(kMostIds / fresh, 1, EachRowAlone::kMost);
+}
+
+bool TextWindows::go_together(const Window& longer, int64_t fresh_of_longer, const Window& shorter,
+                              int64_t fresh) const {
+  if (longer.needs_source() || shorter.needs_source()) return false;
+  if (fresh <= KvCache::kMostQueries) return fresh == fresh_of_longer;
+  const auto begins = [](const Window& window) { return window.seen == window.first; };
+  return begins(longer) && begins(shorter) && 4 * fresh >= 3 * fresh_of_longer;
 }
 
 at::Tensor TextWindows::run(std::span<const Text> texts, int64_t last) {
-  const auto fresh = static_cast<int64_t>(texts.front().ids.size() - texts.front().window->seen);
-  at::Tensor ids = at::empty({static_cast<int64_t>(texts.size()), fresh}, at::kLong);
   std::vector<KvCache::Sequence> rows;
-  int64_t* to = ids.mutable_data_ptr<int64_t>();
+  std::vector<int64_t> counts;
   for (const Text& text : texts) {
     rows.push_back(text.window->sequence);
-    to = std::copy(text.ids.begin() + static_cast<std::ptrdiff_t>(text.window->seen), text.ids.end(), to);
+    counts.push_back(static_cast<int64_t>(text.ids.size() - text.window->seen));
+  }
+  const auto [least, most] = std::ranges::minmax(counts);
+  at::Tensor ids = at::zeros({static_cast<int64_t>(texts.size()), most}, at::kLong);
+  int64_t* to = ids.mutable_data_ptr<int64_t>();
+  for (const Text& text : texts) {
+    std::copy(text.ids.begin() + static_cast<std::ptrdiff_t>(text.window->seen), text.ids.end(), to);
+    to += most;
   }
   ForwardContext context{.phase = Phase::generate};
-  const at::Tensor positions = cache_.begin(rows, fresh);
+  const at::Tensor positions = cache_.begin(rows, counts);
   if (model_.model.config().has_encoder()) {  // whose tokens know distances alone
-    const std::vector<int64_t>& source = texts.front().window->source;
-    context.sources = texts.front().window->needs_source() ? static_cast<int64_t>(source.size()) : 0;
+    const auto needs_source = [](const Text& text) { return text.window->needs_source(); };
+    if (texts.size() > 1 && std::ranges::any_of(texts, needs_source)) {
+      throw InternalError({"generate", "texts", "that need their sources are run together", "", ""});
+    }
+    const std::vector<int64_t> source = std::exchange(texts.front().window->source, {});
+    context.sources = static_cast<int64_t>(source.size());
     if (context.sources > 0) ids = at::cat({at::tensor(source, at::kLong).unsqueeze(0), ids}, 1);
   } else {
     context.positions = positions;
   }
-  const EachRowAlone alone;
-  at::Tensor logits = model_.logits(ids, context, last);
+  std::optional<EachRowAlone> alone;
+  if (most <= kLong) alone.emplace(most <= KvCache::kMostQueries ? EachRowAlone::kMost : kFewRows - 1);
+  at::Tensor logits = model_.logits(ids, context, last, least < most ? std::move(counts) : std::vector<int64_t>());
   cache_.finish();
   for (const Text& text : texts) text.window->seen = text.ids.size();
   return logits;

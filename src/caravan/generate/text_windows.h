@@ -19,9 +19,9 @@ class TextWindows {
   struct Window {
     KvCache::Sequence sequence = -1;
     size_t first = 0, seen = 0;
-    std::vector<int64_t> source{};  ///< of a model with an encoder: what its first pass reads besides
+    std::vector<int64_t> source{};  ///< of a model with an encoder: what its first pass reads besides; then empty
 
-    bool needs_source() const noexcept { return !source.empty() && seen == 0; }
+    bool needs_source() const noexcept { return !source.empty(); }
   };
   /// A window, and all ids of its text.
   struct Text {
@@ -42,12 +42,16 @@ class TextWindows {
   int64_t num_fresh(Window& window, size_t num_ids);
   /// How many further ids stay within the window.
   int64_t room(const Window& window, size_t num_ids) const;
-  /// Lets the model see the fresh ids, of which each text has as many, and returns the logits after the `last` last of
-  /// them: [texts, last, vocabulary], undefined on a rank that does not hold them. One that needs its source is alone.
-  /// Up to KvCache::kMostQueries fresh ids give a text the same bits alone, with others, and in several passes.
+  /// Lets the model see the fresh ids, and returns the logits after the `last` last of them: [texts, last, vocabulary],
+  /// undefined on a rank that does not hold them. The texts go together (go_together). Up to KvCache::kMostQueries
+  /// fresh ids give a text the same bits alone, with others, and in several passes; more give it the same bits alone
+  /// and with others, on a processor with tiles (has_fp32_tiles).
   at::Tensor run(std::span<const Text> texts, int64_t last = 1);
-  /// How many texts a pass may have.
+  /// How many texts a pass may have, each of up to `fresh` fresh ids.
   int64_t most_texts(int64_t fresh) const;
+  /// Whether a pass may have a text of so many fresh ids beside one of at least as many: as many, or, of texts that the
+  /// model begins to see, nearly as many, since the shorter takes the time of the longer.
+  bool go_together(const Window& longer, int64_t fresh_of_longer, const Window& shorter, int64_t fresh) const;
 
   const TextModel& model() const noexcept { return model_; }
   const KvCache& cache() const noexcept { return cache_; }

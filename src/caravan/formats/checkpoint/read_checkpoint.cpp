@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/system/mapped_pages.h"
 #include "caravan/base/text.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
@@ -98,7 +99,9 @@ void CheckpointReader::read(const std::string& name, const Box& box, at::Tensor 
   const std::span<std::byte> target(static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<size_t>(out.nbytes()));
   for (const ManifestPiece& piece : tensor.pieces) {
     if (!overlaps(piece.box, box)) continue;  // its shard need not be opened
-    copy_overlap(piece.box, bytes_of(name, tensor, piece), box, target, static_cast<int64_t>(out.element_size()));
+    const std::span<const std::byte> bytes = bytes_of(name, tensor, piece);
+    copy_overlap(piece.box, bytes, box, target, static_cast<int64_t>(out.element_size()));
+    drop_mapped_pages(bytes);
   }
 }
 

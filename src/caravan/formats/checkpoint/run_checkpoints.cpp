@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/system/file.h"
 #include "caravan/formats/checkpoint/manifest.h"
 
 namespace caravan {
@@ -36,6 +37,8 @@ fs::path find_checkpoint(const fs::path& path) {
   if (fs::exists(path / kManifestName, error)) return path;
   const auto all = list_checkpoints(path);
   if (all.empty()) {
+    const fs::directory_iterator opened(path, error);
+    if (error == std::errc::permission_denied) throw_file_error("checkpoint", path, "cannot be read", error.value());
     throw DataError(
         {"checkpoint", path.string(),
          fs::exists(path, error) ? "holds no complete checkpoint (step_NNNNNN with a manifest.json)" : "is not there",

@@ -82,9 +82,9 @@ StateReader::StateReader(const TrainingState& state, const Mesh& mesh, Checkpoin
 }
 
 bool StateReader::is_required(const StatePiece& piece) const {
-  if (piece.kind == StatePiece::Kind::residual || piece.kind == StatePiece::Kind::shared) return false;
-  return !options_.is_model_alone || piece.kind == StatePiece::Kind::parameter ||
-         piece.kind == StatePiece::Kind::buffer;
+  using Kind = StatePiece::Kind;
+  if (piece.kind == Kind::residual || piece.kind == Kind::shared || piece.kind == Kind::window) return false;
+  return !options_.is_model_alone || piece.kind == Kind::parameter || piece.kind == Kind::buffer;
 }
 
 void StateReader::check() {

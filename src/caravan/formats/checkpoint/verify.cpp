@@ -7,15 +7,33 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/base/system/mapped_pages.h"
 #include "caravan/comm/calls/agree.h"
 
 namespace caravan {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+/// The hash of a file that may be larger than memory.
+ContentHash hash_of_file(const MappedFile& file) {
+  constexpr size_t kBytesAtOnce = 8 << 20;
+  ContentHasher hasher;
+  for (std::span<const std::byte> left = file.bytes(); !left.empty();) {
+    const std::span<const std::byte> some = left.first(std::min(left.size(), kBytesAtOnce));
+    hasher.update(some);
+    drop_mapped_pages(some);
+    left = left.subspan(some.size());
+  }
+  return hasher.value();
+}
+
+}  // namespace
+
 void verify_file(const fs::path& folder, const std::string& name, const ManifestFile& listed) {
   const fs::path path = folder / name;
-  if (content_hash(MappedFile(path, "checkpoint").bytes()).hex() == listed.hash) return;
+  if (hash_of_file(MappedFile(path, "checkpoint")).hex() == listed.hash) return;
   throw DataError({"checkpoint", path.string(), "does not have the hash that was written: it was altered", "",
                    "the checkpoint is damaged: use an older one of the same run"});
 }

@@ -16,7 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kSettings = "settings";
 constexpr const char* kExperts = "moe";  // of earlier versions
 constexpr const char* kAdapters = "lora";
 
@@ -114,6 +113,7 @@ std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) 
            {"pad_token_id", tokens.pad ? Json(*tokens.pad) : Json()},
            {kSettings, settings}};
   if (tokens.decoder_start) out["decoder_start_token_id"] = *tokens.decoder_start;
+  if (tokens.prompt_end) out[kPromptEnd] = *tokens.prompt_end;
   if (config.classes > 0) {
     out["architectures"] = {kClassification};
     write_classes(tokens.classes, config.classes, out);

@@ -18,7 +18,9 @@ struct SpecialTokens {
   std::vector<int64_t> end{};              ///< eos_token_id: generation stops at any of them
   std::optional<int64_t> pad{};            ///< pad_token_id
   std::optional<int64_t> decoder_start{};  ///< decoder_start_token_id: the first token that a decoder is given
-  std::vector<std::string> classes{};      ///< id2label: their names; {}: none, or of a model without classes
+  /// prompt_end_token_id, a key of Caravan's own: ends a prompt, or source, whether the tokenizer adds it or not.
+  std::optional<int64_t> prompt_end{};
+  std::vector<std::string> classes{};  ///< id2label: their names; {}: none, or of a model without classes
   bool operator==(const SpecialTokens&) const = default;
 };
 
@@ -38,7 +40,15 @@ ModelConfig parse_huggingface_config(std::string_view json, std::string_view fil
 
 /// Ends the class in `architectures` of a model of classes.
 inline constexpr std::string_view kClassification = "ForSequenceClassification";
-/// Writes id2label, and what goes with it, of `count` classes; those without a name are "LABEL_0", ..
+/// The settings of a model in a checkpoint (config_text.h).
+inline constexpr const char* kSettings = "settings";
+/// The key of SpecialTokens::prompt_end.
+inline constexpr const char* kPromptEnd = "prompt_end_token_id";
+/// "LABEL_0", ..: the name of a class without one.
+std::string unnamed_class(int64_t number);
+/// The names that the classes have in records: where a model has no names for them, their numbers.
+std::vector<std::string> classes_of_records(const SpecialTokens& tokens);
+/// Writes id2label, and what goes with it, of `count` classes.
 void write_classes(const std::vector<std::string>& names, int64_t count, nlohmann::ordered_json& out);
 
 /// The special tokens of a config.json that parse_huggingface_config accepts. Throws DataError for a value that is not

@@ -92,6 +92,11 @@ HuggingfaceTable huggingface_table(const ModelConfig& config, const TensorShapes
         fmt::format("blocks.{}.", layer));
   }
   add(config.classes > 0 ? table.classes : table.last, all.prefix, "");
+  for (const WeightColumn& column : config.classes > 0 ? table.last : table.classes) {
+    if (!config.is_of_head(column.ours.front())) continue;
+    all.other_head.push_back(full_name(column.theirs, all.prefix));
+    if (column.theirs.front() == '/') all.outside.push_back(all.other_head.back());
+  }
   all.unused = table.unused;
   if (config.classes == 0) {
     all.unused.insert(all.unused.end(), table.unused_without_classes.begin(), table.unused_without_classes.end());
@@ -133,20 +138,25 @@ void check_tensors(std::string_view op, const NamedShapes& tensors, const Tensor
 }
 
 HuggingfaceNames find_parameters(const ModelConfig& config, const HuggingfaceTable& table, const TensorShapes& ours,
-                                 const NamedShapes& theirs) {
-  TensorShapes wanted;
-  for (const HuggingfaceRow& row : table.rows) {
-    for (const std::string& name : row.theirs) wanted[name] = their_shape(row, ours);
-  }
+                                 const NamedShapes& theirs, bool may_lack_head) {
   HuggingfaceNames names;
   NamedShapes parameters;
   for (const auto& [name, shape] : theirs) {
     const std::string spelling = spelled(table, name);
+    const bool is_other = std::ranges::find(table.other_head, spelling) != table.other_head.end();
+    if (spelling.empty() || (may_lack_head && is_other)) continue;
     if (config.ties_head() && spelling == table.head) {
       names.tied_head = name;
-    } else if (!spelling.empty()) {
-      parameters.emplace_back(spelling, shape);
-      names.of_file.emplace(spelling, name);
+      continue;
+    }
+    parameters.emplace_back(spelling, shape);
+    names.of_file.emplace(spelling, name);
+  }
+  TensorShapes wanted;
+  for (const HuggingfaceRow& row : table.rows) {
+    const bool may_be_missing = may_lack_head && config.is_of_head(row.ours.front());
+    for (const std::string& name : row.theirs) {
+      if (!may_be_missing || names.of_file.contains(name)) wanted[name] = their_shape(row, ours);
     }
   }
   check_tensors("import", parameters, wanted);

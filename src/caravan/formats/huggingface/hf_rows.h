@@ -35,6 +35,8 @@ struct HuggingfaceTable {
   std::vector<HuggingfaceRow> rows{};
   std::vector<std::string> outside{};  ///< names of tensors outside of the base model
   std::vector<std::string> unused{};   ///< full names of tensors that are not parameters
+  /// Full names of the tensors of the other head: that of classes, or of a model that has some the one without.
+  std::vector<std::string> other_head{};
 };
 
 /// The rows of all tensors of the model, in forward order. `ours`: the shapes of its parameters. Throws UsageError for
@@ -54,9 +56,10 @@ struct HuggingfaceNames {
   std::string tied_head{};                     ///< name in the file of a head that repeats the embedding; "": none
 };
 /// Finds the parameters of the model among the tensors of a file, which may lack the prefix and include tensors that
-/// are not parameters. Throws as check_tensors.
+/// are not parameters. `may_lack_head`: those of the head need not be there, and the other head may. Throws as
+/// check_tensors.
 HuggingfaceNames find_parameters(const ModelConfig& config, const HuggingfaceTable& table, const TensorShapes& ours,
-                                 const NamedShapes& theirs);
+                                 const NamedShapes& theirs, bool may_lack_head = false);
 
 /// Rows of a parameter that are consecutive in one of their tensors.
 struct TheirRows {

@@ -1,5 +1,7 @@
 #include "caravan/formats/huggingface/huggingface.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -41,10 +43,11 @@ Tokenizer read_tokenizer(const fs::path& folder, const SpecialTokens& tokens) {
 
 }  // namespace
 
-HuggingfaceFolder open_huggingface(const fs::path& folder) {
+HuggingfaceFolder open_huggingface(const fs::path& folder, const OpenedHead& head) {
   const fs::path config_file = folder / "config.json";
   const MappedFile json(config_file, "import");
-  const ModelConfig config = parse_huggingface_config(json.text(), config_file.string());
+  ModelConfig config = parse_huggingface_config(json.text(), config_file.string());
+  if (head.new_classes > 0 && config.classes == 0) config.classes = head.new_classes;
   TextSettings text{parse_special_tokens(json.text(), config_file.string()), read_text_files(folder)};
   text.generation();  // refuses a damaged file before the weights are read
   Tokenizer tokenizer = read_tokenizer(folder, text.tokens);
@@ -53,21 +56,31 @@ HuggingfaceFolder open_huggingface(const fs::path& folder) {
            fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
            "use the tokenizer.json that belongs to the model");
   }
-  HuggingfaceWeights weights(folder, config);
+  HuggingfaceWeights weights(folder, config, head.may_be_missing);
   ContentHasher hasher;
   hasher.update(json.text());
   hasher.update(weights.fingerprint().hex());
   return {config, std::move(tokenizer), std::move(text), std::move(weights), hasher.value()};
 }
 
-HuggingFaceModel read_huggingface(const fs::path& folder) {
-  HuggingfaceFolder from = open_huggingface(folder);
+HuggingFaceModel read_huggingface(const fs::path& folder, bool may_lack_head) {
+  HuggingfaceFolder from = open_huggingface(folder, {.may_be_missing = true});
   NamedTensors parameters;
   const Model model(from.config);
   for (const Parameter* parameter : model.parameters()) {
-    parameters.emplace_back(parameter->name(), from.weights.read(parameter->name()));
+    const std::string& name = parameter->name();
+    if (from.weights.has(name)) {
+      parameters.emplace_back(name, from.weights.read(name));
+    } else if (!may_lack_head) {
+      refuse_base_model(folder, name);
+    }
   }
   return {from.config, std::move(parameters), std::move(from.tokenizer), std::move(from.text)};
+}
+
+void refuse_base_model(const fs::path& folder, const std::string& missing) {
+  refuse(folder, fmt::format("is a base model, without a head: it has no {}", missing),
+         "use embed, or train it: train.init_from starts from it with a new head");
 }
 
 void write_huggingface(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,
@@ -80,7 +93,7 @@ void write_huggingface(const fs::path& folder, const ModelConfig& config, const 
   remove_shards(folder);
   write_file_durably(folder / "config.json", config_json, "export");
   tokenizer.save(folder / "tokenizer.json");
-  write_text_files(folder, text.files, tokenizer, config.context);
+  write_text_files(folder, text.files, tokenizer, std::max(config.context, config.source_context));
 }
 
 }  // namespace caravan

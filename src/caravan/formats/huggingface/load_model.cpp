@@ -1,11 +1,14 @@
 #include "caravan/formats/huggingface/load_model.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/engine/average_tensor.h"
 #include "caravan/engine/training_state.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
 #include "caravan/formats/huggingface/config_text.h"
@@ -18,16 +21,21 @@ namespace {
 namespace fs = std::filesystem;
 
 StoredModel stored_folder(const fs::path& folder) {
-  HuggingfaceFolder read = open_huggingface(folder);
+  HuggingfaceFolder read = open_huggingface(folder, {.may_be_missing = true});
   const auto weights = std::make_shared<HuggingfaceWeights>(std::move(read.weights));
+  const TensorShapes shapes = our_shapes(read.config);
   return {.config = read.config,
           .tokenizer = std::move(read.tokenizer),
           .text = std::move(read.text),
           .origin = folder.string(),
+          .has_head = std::ranges::all_of(shapes, [&](const auto& of) { return weights->has(of.first); }),
           .identity = read.identity.hex(),
           .verify = [](Communicator& /*world*/) {},
-          .read = [weights](const std::string& name, const std::vector<PieceBox>& boxes,
-                            const at::Tensor& out) { weights->read(name, boxes, out); }};
+          .read =
+              [weights](const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out) {
+                if (!weights->has(name)) return static_cast<void>(out.zero_());
+                weights->read(name, boxes, out);
+              }};
 }
 
 /// The tensors that a checkpoint of this model has.
@@ -42,7 +50,19 @@ NamedShapes wanted_tensors(const CheckpointReader& reader, const ModelConfig& co
   return wanted;
 }
 
-StoredModel stored_checkpoint(const fs::path& folder) {
+[[noreturn]] void refuse_average(const std::string& origin) {
+  throw UsageError({"load", origin, "has no average of its weights", "",
+                    "leave the average out, or train with optimizer.average, e.g. 0.999"});
+}
+
+void check_weights(const CheckpointReader& reader, StoredWeights weights, const std::string& origin) {
+  if (weights == StoredWeights::last) return;
+  const std::string prefix = average_tensor("");
+  const auto is_average = [&](const auto& tensor) { return tensor.first.starts_with(prefix); };
+  if (std::ranges::none_of(reader.manifest().tensors, is_average)) refuse_average(origin);
+}
+
+StoredModel stored_checkpoint(const fs::path& folder, StoredWeights weights) {
   const auto reader = std::make_shared<CheckpointReader>(folder);
   const fs::path run = fs::absolute(folder).lexically_normal().parent_path();
   const fs::path beside = folder.filename().empty() ? run.parent_path() : run;
@@ -61,10 +81,13 @@ StoredModel stored_checkpoint(const fs::path& folder) {
                      fmt::format("holds {} numbers, but its model has {} parameters", stored, config.num_parameters()),
                      "", "use an older checkpoint of the same run"});
   }
+  check_weights(*reader, weights, folder.string());
   TextSettings text{parse_special_tokens(reader->info().model, folder.string()), read_text_files(beside)};
-  const auto read = [reader, origin = folder.string()](const std::string& name, const std::vector<PieceBox>& boxes,
-                                                       const at::Tensor& out) {
-    reader->read(name, boxes, out);
+  const auto read = [reader, weights, origin = folder.string()](
+                        const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out) {
+    const std::string average = average_tensor(name);  // which frozen parameters lack
+    const bool is_averaged = weights == StoredWeights::average && reader->manifest().tensors.contains(average);
+    reader->read(is_averaged ? average : name, boxes, out);
     if (all_finite(out)) return;
     throw DataError({"load", origin, name + " has values that are not finite", "",
                      "use an earlier checkpoint of the run: its training has diverged"});
@@ -83,6 +106,7 @@ StoredModel stored_checkpoint(const fs::path& folder) {
 }
 
 LoadedModel filled(StoredModel stored, const Mesh& mesh) {
+  if (!stored.has_head) refuse_base_model(stored.origin, "head.weight");
   stored.verify(mesh.world());
   std::unique_ptr<Model> model = make_model(stored.config);
   model->materialise(mesh, {}, {.initialise = false});
@@ -91,7 +115,7 @@ LoadedModel filled(StoredModel stored, const Mesh& mesh) {
     const std::vector<int64_t> zeros(shape.size(), 0);
     stored.read(parameter->name(), {{{zeros, shape}, zeros}}, parameter->sharded().detach());
   }
-  return {std::move(model), std::move(stored.tokenizer), std::move(stored.text), stored.origin};
+  return {std::move(model), std::move(stored.tokenizer), std::move(stored.text), stored.origin, stored.identity};
 }
 
 bool is_huggingface(const fs::path& source) {
@@ -101,17 +125,19 @@ bool is_huggingface(const fs::path& source) {
 
 }  // namespace
 
-StoredModel open_model(const fs::path& source) {
-  return is_huggingface(source) ? stored_folder(source) : stored_checkpoint(find_checkpoint(source));
+StoredModel open_model(const fs::path& source, StoredWeights weights) {
+  if (!is_huggingface(source)) return stored_checkpoint(find_checkpoint(source), weights);
+  if (weights == StoredWeights::average) refuse_average(source.string());
+  return stored_folder(source);
 }
 
-LoadedModel load_model(const fs::path& source, const Mesh& mesh) {
+LoadedModel load_model(const fs::path& source, const Mesh& mesh, StoredWeights weights) {
   const at::NoGradGuard no_grad;
-  if (is_huggingface(source)) return filled(stored_folder(source), mesh);
+  if (is_huggingface(source)) return filled(open_model(source, weights), mesh);
   for (int attempt = 0;; ++attempt) {
     const fs::path folder = find_checkpoint(source);
     try {
-      return filled(stored_checkpoint(folder), mesh);
+      return filled(stored_checkpoint(folder, weights), mesh);
     } catch (const DataError&) {
       // A running job may have pruned the checkpoint meanwhile, but then it has a newer one.
       constexpr int kMostAttempts = 10;

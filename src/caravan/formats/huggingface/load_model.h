@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@ struct StoredModel {
   Tokenizer tokenizer;
   TextSettings text;
   std::string origin;    ///< e.g. "runs/default-1/step_000500", for messages
+  bool has_head = true;  ///< false: a base model alone, whose head is read as zeros
   std::string identity;  ///< equal on two ranks that opened the same model: hashes, see HuggingfaceWeights::fingerprint
   /// Compares what is stored with its hashes, where it has some, and with the model. Every rank of the world calls it
   /// before it uses what `read` gives. Throws DataError, on every rank for altered bytes.
@@ -28,20 +30,28 @@ struct StoredModel {
   std::function<void(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out)> read;
 };
 
+/// Which weights of a run: those of its last step, or their average (optimizer.average).
+enum class StoredWeights : uint8_t { last, average };
+constexpr StoredWeights weights_of(bool is_average) {
+  return is_average ? StoredWeights::average : StoredWeights::last;
+}
+
 /// Opens a run folder (its newest checkpoint), a checkpoint or a Hugging Face folder, and reads no weights. Throws
-/// DataError for what is missing or damaged.
-StoredModel open_model(const std::filesystem::path& source);
+/// DataError for what is missing or damaged, UsageError for an average that is not there.
+StoredModel open_model(const std::filesystem::path& source, StoredWeights weights = StoredWeights::last);
 
 struct LoadedModel {
   std::unique_ptr<Model> model;
   Tokenizer tokenizer;
   TextSettings text;
-  std::string origin;  ///< as in StoredModel
+  std::string origin;    ///< as in StoredModel
+  std::string identity;  ///< the same
 };
 
 /// Loads a model for inference or export from a run folder (its newest checkpoint), a checkpoint or a Hugging Face
-/// folder. Every rank of `mesh` gets the whole model. Throws DataError for what is missing or damaged, and for weights
-/// that are not finite.
-LoadedModel load_model(const std::filesystem::path& source, const Mesh& mesh);
+/// folder. Every rank of `mesh` gets the whole model. Throws as open_model, and DataError for weights that are not
+/// finite.
+LoadedModel load_model(const std::filesystem::path& source, const Mesh& mesh,
+                       StoredWeights weights = StoredWeights::last);
 
 }  // namespace caravan

@@ -1,8 +1,11 @@
 #include "caravan/formats/huggingface/text_settings.h"
 
+#include <optional>
+
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/system/file.h"
+#include "caravan/formats/huggingface/chat_files.h"
 
 namespace caravan {
 namespace {
@@ -11,16 +14,22 @@ namespace fs = std::filesystem;
 
 const char* const kGenerationConfig = "generation_config.json";
 const char* const kTokenizerConfig = "tokenizer_config.json";
-const char* const kTextFiles[] = {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json",
-                                  "chat_template.jinja"};
+const char* const kTextFiles[] = {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile};
 
 std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
   nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", context}};
-  if (const auto end = tokenizer.end_of_text()) {
+  const auto name = [&](const char* key, std::optional<int32_t> id) {
+    if (!id) return;
     // Only a token that its text identifies: the bytes of others need not even be UTF-8.
-    const std::string text(tokenizer.token_bytes(*end));
-    if (tokenizer.id_of(text) == end) config["eos_token"] = text;
-  }
+    const std::string text(tokenizer.token_bytes(*id));
+    if (tokenizer.id_of(text) == id) config[key] = text;
+  };
+  name("eos_token", tokenizer.end_of_text());
+  name("mask_token", tokenizer.mask_token());
+  name("pad_token", tokenizer.pad_token());
+  name("cls_token", tokenizer.cls_token());
+  name("sep_token", tokenizer.sep_token());
+  name("unk_token", tokenizer.unk_token());
   return config.dump(2) + "\n";
 }
 
@@ -47,6 +56,12 @@ std::map<std::string, std::string> read_text_files(const fs::path& folder) {
     std::error_code error;
     if (fs::exists(folder / name, error)) files[name] = MappedFile(folder / name, "import").text();
   }
+  return files;
+}
+
+std::map<std::string, std::string> read_tokenizer_files(const fs::path& folder) {
+  std::map<std::string, std::string> files = read_text_files(folder);
+  files.erase(kGenerationConfig);
   return files;
 }
 

@@ -5,11 +5,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
 #include "caravan/base/json_reader.h"
+#include "caravan/base/system/mapped_pages.h"
 #include "caravan/formats/safetensors/tensor_file.h"
 #include "caravan/module/finite.h"
 #include "caravan/redistribute/piece.h"
@@ -19,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Bytes of fp32 values that are converted at a time.
-constexpr int64_t kBytesAtOnce = 8 << 20;
+/// Bytes of fp32 values that are converted at a time: reading takes at most twice as much, for pages and a copy.
+constexpr int64_t kBytesAtOnce = 2 << 20;
 constexpr size_t kHashedBytes = 256;
 
 const char* const kEmbedding = "embedding.token.weight";
@@ -56,7 +58,7 @@ std::set<std::string> weight_files(const fs::path& folder) {
 
 }  // namespace
 
-HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig& config)
+HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig& config, bool may_lack_head)
     : folder_(folder), shapes_(our_shapes(config)), table_(huggingface_table(config, shapes_)) {
   NamedShapes all;
   std::map<std::string, size_t> file_of;
@@ -67,7 +69,7 @@ HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig
       file_of[tensor] = files_.size() - 1;
     }
   }
-  const HuggingfaceNames names = find_parameters(config, table_, shapes_, all);
+  const HuggingfaceNames names = find_parameters(config, table_, shapes_, all, may_lack_head);
   for (const auto& [name, of_file] : names.of_file) places_[name] = {file_of.at(of_file), of_file};
   if (!names.tied_head.empty()) {
     tied_head_ = table_.head;
@@ -79,6 +81,11 @@ HuggingfaceWeights::HuggingfaceWeights(const fs::path& folder, const ModelConfig
     const std::vector<std::string>& ours = table_.rows[i].ours;
     for (size_t part = 0; part < ours.size(); ++part) of_ours_[ours[part]] = {i, part};
   }
+}
+
+bool HuggingfaceWeights::has(const std::string& name) const {
+  const HuggingfaceRow& row = table_.rows[of_ours_.at(name).first];
+  return std::ranges::all_of(row.theirs, [&](const std::string& theirs) { return places_.contains(theirs); });
 }
 
 at::Tensor HuggingfaceWeights::take(const Place& place, const Box& box) {
@@ -117,7 +124,9 @@ void HuggingfaceWeights::read(const std::string& name, const Box& box, const at:
   if (out.numel() == 0) return;
   const auto [index, part] = of_ours_.at(name);
   const HuggingfaceRow& row = table_.rows[index];
-  const int64_t row_bytes = out.numel() / out.size(0) * 4;
+  const std::vector<int64_t>& shape = shapes_.at(name);
+  // Of whole rows: a part of each row takes the pages of all of it.
+  const int64_t row_bytes = 4 * c10::multiply_integers(shape.begin() + 1, shape.end());
   const int64_t most_rows = std::max<int64_t>(kBytesAtOnce / row_bytes, 1);
   for (const TheirRows& range : ranges_of(row, shapes_, part, box.offset.front(), box.size.front())) {
     for (int64_t done = 0; done < range.rows; done += most_rows) {
@@ -150,6 +159,7 @@ ContentHash HuggingfaceWeights::fingerprint() const {
     for (const auto& [name, entry] : file.tensors()) {
       const std::span<const std::byte> bytes = file.bytes(name);
       hasher.update(bytes.first(std::min(bytes.size(), kHashedBytes)));
+      drop_mapped_pages(bytes);  // the system maps the pages around those that are read, too
     }
   }
   return hasher.value();

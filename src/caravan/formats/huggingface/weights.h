@@ -23,11 +23,15 @@ class HuggingfaceWeights {
  public:
   /// Maps the files. Throws DataError, naming file and tensor, for what is missing, unexpected, damaged or of another
   /// shape than a Model of this config has: all that headers tell, before anything is allocated by them.
-  HuggingfaceWeights(const std::filesystem::path& folder, const ModelConfig& config);
+  /// `may_lack_head`: see find_parameters.
+  HuggingfaceWeights(const std::filesystem::path& folder, const ModelConfig& config, bool may_lack_head = false);
+
+  /// Whether the files have the parameter: all but those of a head, which may be missing.
+  bool has(const std::string& name) const;
 
   /// Fills `out`, of the shape of `box` and any floating dtype and strides, with that box of the parameter of Model
-  /// with this name; bf16 and fp16 are converted. Throws DataError for values that are not finite, and for a tied head
-  /// that differs from this piece of the embedding.
+  /// with this name, which they have; bf16 and fp16 are converted. Throws DataError for values that are not finite, and
+  /// for a tied head that differs from this piece of the embedding.
   void read(const std::string& name, const Box& box, const at::Tensor& out);
   /// The same for a piece of several boxes.
   void read(const std::string& name, const std::vector<PieceBox>& boxes, const at::Tensor& out);

@@ -66,6 +66,9 @@ NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours) {
     theirs.emplace_back(peft_tensor(layer.theirs, 'A'), at::cat(a));
     theirs.emplace_back(peft_tensor(layer.theirs, 'B'), whole);
   }
+  for (const PeftWhole& whole : peft_wholes(config)) {
+    if (found.contains(whole.ours)) theirs.emplace_back(whole.theirs, found.at(whole.ours));
+  }
   return theirs;
 }
 
@@ -99,10 +102,22 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
       row += shapes[part].out;
     }
   }
+  for (const PeftWhole& whole : read.wholes) {
+    ours[whole.ours] = read_tensor(file, whole.theirs).to(at::kFloat);
+    check_finite(file, whole.theirs, ours[whole.ours]);
+  }
   NamedTensors ordered;
   const Model model(config);
   for (const Parameter* parameter : model.parameters()) {
-    if (is_of_adapter(parameter->name())) ordered.emplace_back(parameter->name(), ours.at(parameter->name()));
+    const auto found = ours.find(parameter->name());
+    if (found == ours.end()) continue;
+    if (found->second.sizes() != at::IntArrayRef(parameter->global_shape())) {
+      throw DataError({"adapter", file.path().string(),
+                       fmt::format("{} is [{}], not [{}]", parameter->name(), join(found->second.sizes()),
+                                   join(parameter->global_shape())),
+                       "", "use adapters of a model with as many classes"});
+    }
+    ordered.emplace_back(parameter->name(), found->second);
   }
   return ordered;
 }

@@ -64,8 +64,9 @@ constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revis
                                // Only says how the base stores its weights.
                                "fan_in_fan_out"};
 /// Keys that are read below.
-constexpr std::array kRead{"peft_type",        "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
-                           "init_lora_weights"};
+constexpr std::array kRead{
+    "peft_type",      "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
+    "modules_to_save"};
 
 bool is_set(const PeftJson& value) {
   if (value.is_null()) return false;
@@ -167,6 +168,13 @@ std::vector<std::string> short_names(const std::set<std::string>& layers, const 
   return names;
 }
 
+/// What PEFT makes of the base model; null: nothing of its own.
+PeftJson task_type(const ModelConfig& config) {
+  if (config.classes > 0) return "SEQ_CLS";
+  if (config.has_encoder()) return "SEQ_2_SEQ_LM";
+  return config.continues_texts() ? PeftJson("CAUSAL_LM") : PeftJson();
+}
+
 }  // namespace
 
 std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
@@ -183,6 +191,34 @@ std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
     layers.push_back(std::move(layer));
   }
   return layers;
+}
+
+std::vector<PeftWhole> peft_wholes(const ModelConfig& config) {
+  std::vector<PeftWhole> wholes;
+  if (config.classes == 0) return wholes;
+  // Of such rows only the names count.
+  const TensorShapes shapes{
+      {"head.weight", {1, 1}}, {"head.bias", {1}}, {"head.transform.weight", {1, 1}}, {"head.transform.bias", {1}}};
+  const HuggingfaceTable table = huggingface_table(config, shapes);
+  for (const HuggingfaceRow& row : table.rows) {
+    if (!is_saved_with_adapters(config, row.ours.front())) continue;
+    if (!config.has_transform() && row.ours.front() != "head.weight") continue;
+    const std::string& theirs = row.theirs.front();
+    const std::string own = theirs.starts_with(table.prefix) ? theirs.substr(table.prefix.size()) : theirs;
+    wholes.push_back({std::string(kPrefix) + theirs, row.ours.front(), own.substr(0, own.find('.'))});
+  }
+  return wholes;
+}
+
+int64_t peft_classes(const fs::path& folder, ModelConfig base) {
+  base.classes = 1;  // for the names
+  const SafetensorsFile weights(folder / kPeftWeights);
+  for (const PeftWhole& whole : peft_wholes(base)) {
+    if (whole.ours != "head.weight" || !weights.has(whole.theirs)) continue;
+    const std::vector<int64_t>& shape = weights.at(whole.theirs).shape;
+    return shape.empty() ? 0 : shape.front();
+  }
+  return 0;
 }
 
 std::string peft_tensor(const std::string& theirs, char factor) {
@@ -204,11 +240,17 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   const SafetensorsFile weights(folder / kPeftWeights);
   PeftConfig config{.lora = {.rank = 0, .targets = {}}, .layers = {}};
   std::set<std::string> ours;
+  const std::vector<PeftWhole> wholes = peft_wholes(model);
   for (const auto& [name, entry] : weights.tensors()) {
+    const auto whole = std::ranges::find(wholes, name, &PeftWhole::theirs);
+    if (whole != wholes.end()) {
+      config.wholes.push_back(*whole);
+      continue;
+    }
     const auto parsed = parse_tensor(name);
     if (!parsed || !known.contains(parsed->first)) {
       refuse_adapter(weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
-                     "use adapters of this model's linear layers alone");
+                     "use adapters of this model's linear layers alone, or with its head of classes");
     }
     const auto& [theirs, factor] = *parsed;
     if (entry.shape.size() != 2 || !weights.has(peft_tensor(theirs, factor == 'A' ? 'B' : 'A'))) {
@@ -226,6 +268,15 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     config.layers.push_back(
         {theirs, scale(by_pattern(root, "alpha_pattern", theirs, alpha, file), static_cast<double>(rank))});
     ours.insert(known[theirs].begin(), known[theirs].end());
+  }
+  for (const PeftWhole& whole : wholes) {  // a module that is saved is saved whole
+    const auto is_of_module = [&](const PeftWhole& found) { return found.module == whole.module; };
+    if (std::ranges::none_of(config.wholes, is_of_module) || weights.has(whole.theirs)) continue;
+    refuse_adapter(weights.path(), "lacks " + whole.theirs, "save the whole module");
+  }
+  if (is_set(root.value("modules_to_save", PeftJson())) && config.wholes.empty()) {
+    refuse_adapter(file, "sets modules_to_save to " + shown(root, "modules_to_save"),
+                   "train without it: only the head of a model of classes is read");
   }
   if (ours.empty()) refuse_adapter(weights.path(), "has no adapter", "name a folder that PEFT's save_pretrained wrote");
   config.lora.alpha = scale(alpha, r) * static_cast<double>(config.lora.rank);
@@ -265,12 +316,19 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
   const auto num_such =
       std::ranges::count_if(layers, [&](const PeftLayer& layer) { return endings.contains(last_name(layer.theirs)); });
   // By their last names, as people write them, if these mean the same layers.
-  if (num_such == static_cast<int64_t>(targets.size())) targets.assign(endings.begin(), endings.end());
+  const auto is_ambiguous = [&](const PeftWhole& whole) {  // a pooler is no target
+    return endings.contains(last_name(whole.theirs.substr(0, whole.theirs.rfind('.'))));
+  };
+  const std::vector<PeftWhole> wholes = peft_wholes(config);
+  const bool is_clear = std::ranges::none_of(wholes, is_ambiguous);
+  if (is_clear && num_such == static_cast<int64_t>(targets.size())) targets.assign(endings.begin(), endings.end());
   const auto& columns = architecture_of(config).weights.layer;
   const bool is_transposed =
       std::ranges::find(columns, WeightColumn::Form::transposed, &WeightColumn::form) != columns.end();
+  std::set<std::string> modules;
+  for (const PeftWhole& whole : wholes) modules.insert(whole.module);
   const nlohmann::ordered_json root{{"peft_type", "LORA"},
-                                    {"task_type", "CAUSAL_LM"},
+                                    {"task_type", task_type(config)},
                                     {"base_model_name_or_path", base_model},
                                     {"r", lora.rank},
                                     {"lora_alpha", lora.alpha},
@@ -280,6 +338,7 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"alpha_pattern", alphas},
                                     {"fan_in_fan_out", is_transposed},
                                     {"bias", "none"},
+                                    {"modules_to_save", modules.empty() ? PeftJson() : PeftJson(modules)},
                                     {"inference_mode", true}};
   return root.dump(2) + "\n";
 }

@@ -24,6 +24,16 @@ std::vector<PeftLayer> peft_layers(const ModelConfig& config);
 /// Throws UsageError if a layer that is not among them has an adapter.
 void check_peft_layers(const ModelConfig& config);
 
+/// A parameter that is saved whole beside the adapters (is_saved_with_adapters).
+struct PeftWhole {
+  std::string theirs;  ///< "base_model.model.score.weight"
+  std::string ours;
+  std::string module;  ///< what modules_to_save calls it: "score"
+};
+std::vector<PeftWhole> peft_wholes(const ModelConfig& config);
+/// How many classes the head in a folder of adapters tells apart, of a base model like this one; 0: it has none.
+int64_t peft_classes(const std::filesystem::path& folder, ModelConfig base);
+
 /// The scale of one layer's adapter.
 struct PeftScale {
   std::string theirs;
@@ -32,12 +42,13 @@ struct PeftScale {
 struct PeftConfig {
   LoraConfig lora;  ///< the largest rank; its scale is that of layers not named in adapter_config.json
   std::vector<PeftScale> layers;
+  std::vector<PeftWhole> wholes{};  ///< those of peft_wholes that the folder has
 };
 
 /// Reads which layers of `model` have adapters, from the configuration and the names and shapes of the weights. Throws
 /// DataError naming file and key for what is missing, damaged, of another model, or not supported: other methods than
-/// LoRA (DoRA, trained biases or whole modules, a key that is not known), and adapters that have changed the weights of
-/// their base (PiSSA, OLoRA, CorDA, LoftQ).
+/// LoRA (DoRA, trained biases or whole modules other than a head of classes, a key that is not known), and adapters
+/// that have changed the weights of their base (PiSSA, OLoRA, CorDA, LoftQ).
 PeftConfig read_peft_config(const std::filesystem::path& folder, const ModelConfig& model);
 
 /// The adapter_config.json of the adapters of `config`.

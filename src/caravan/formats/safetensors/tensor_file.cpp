@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "caravan/base/system/mapped_pages.h"
 #include "caravan/comm/tensor.h"
 
 namespace caravan {
@@ -35,7 +36,8 @@ at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name, con
   const SafetensorsEntry& entry = file.at(name);
   at::Tensor tensor = at::empty(box.size, to_scalar_type(entry.dtype));
   if (tensor.numel() == 0) return tensor;
-  const std::byte* from = file.bytes(name).data();
+  const std::span<const std::byte> bytes = file.bytes(name);
+  const std::byte* from = bytes.data();
   auto* to = static_cast<std::byte*>(tensor.mutable_data_ptr());
   // Runs: the dims from `inner` on are whole, and with the dim before them contiguous.
   size_t inner = entry.shape.size();
@@ -55,6 +57,7 @@ at::Tensor read_tensor(const SafetensorsFile& file, const std::string& name, con
       if (is_done) index[dim] = 0;
     }
   }
+  drop_mapped_pages(bytes);
   return tensor;
 }
 

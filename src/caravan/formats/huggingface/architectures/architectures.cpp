@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <deque>
-#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,20 +22,16 @@ std::deque<ArchitectureRow>& rows() {
   return all;
 }
 
-/// What the row reads from its own config.json. Nothing if that is impossible.
-std::optional<ModelConfig> read_back(const ModelConfig& config, const ArchitectureRow& row) {
+/// What the row reads from its own config.json. Throws DataError if it refuses that.
+ModelConfig read_back(const ModelConfig& config, const ArchitectureRow& row) {
   Json out{{"vocab_size", config.vocabulary}};
   for (const ConfigColumn& column : row.columns) column.write(config, out);
   ModelConfig back;
   set_architecture(back, row);
   back.vocabulary = config.vocabulary;
   back.classes = config.classes;
-  try {
-    const ConfigReader in(out, "", "config.json");
-    for (const ConfigColumn& column : row.columns) column.read(in, back);
-  } catch (const DataError&) {
-    return std::nullopt;
-  }
+  const ConfigReader in(out, "", "config.json");
+  for (const ConfigColumn& column : row.columns) column.read(in, back);
   return back;
 }
 
@@ -44,6 +39,7 @@ struct Differences {
   size_t count = 0;
   std::string key{};
   std::string text{};
+  bool is_refused = false;  ///< the row does not read what it writes
 };
 
 Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
@@ -52,9 +48,15 @@ Differences differences(const ModelConfig& config, const ArchitectureRow& row) {
     return {1, "model.classes",
             fmt::format("model.classes = {}, but {} tells no classes apart", config.classes, row.name)};
   }
-  const auto back = read_back(config, row);
-  if (!back) return {model_fields().size(), "model.kind", fmt::format("{} cannot write it", row.name)};
-  const ModelConfig a = resolved(config), b = resolved(*back);
+  ModelConfig back;
+  try {
+    back = read_back(config, row);
+  } catch (const DataError& error) {
+    const std::string text =
+        fmt::format("{} {} in the config.json of {}", error.text().subject, error.text().fact, row.name);
+    return {.count = model_fields().size(), .key = "model.kind", .text = text, .is_refused = true};
+  }
+  const ModelConfig a = resolved(config), b = resolved(back);
   for (const ModelField& field : model_fields()) {
     if (!field.changes_logits() || field.is_same(a, b)) continue;
     if (found.count++ > 0) continue;
@@ -111,6 +113,8 @@ const ArchitectureRow& architecture_of(const ModelConfig& config) {
   for (const ArchitectureRow* row : in_order) {
     Differences here = differences(config, *row);
     if (here.count == 0) return *row;
+    // What its own row cannot say tells more than how it differs from others.
+    if (here.is_refused && row->name == config.arch.name) here.count = 1;
     if (nearest != nullptr && here.count >= least.count) continue;
     least = std::move(here);
     nearest = row;

@@ -61,14 +61,14 @@ ConfigColumn kv_heads(const char* key, int64_t absent) {
           [=](const ModelConfig& config, Json& out) { out[key] = config.num_kv_heads(); }};
 }
 
-ConfigColumn head_width(int64_t absent) {
+ConfigColumn head_width(int64_t absent, const char* key) {
   return {[=](const ConfigReader& in, ModelConfig& config) {
-            config.own_head_width = in.count_or("head_dim", 0, absent);
+            config.own_head_width = in.count_or(key, 0, absent);
             const bool is_usual =
                 config.width % config.heads == 0 && config.own_head_width == config.width / config.heads;
             if (is_usual) config.own_head_width = 0;
           },
-          [](const ModelConfig& config, Json& out) { out["head_dim"] = config.head_width(); }};
+          [=](const ModelConfig& config, Json& out) { out[key] = config.head_width(); }};
 }
 
 ConfigColumn real(const char* key, Field<double> field, double absent) {

@@ -28,8 +28,8 @@ ConfigColumn mlp_width(const char* key);
 ConfigColumn hidden(const char* key);
 /// null: as many as heads; missing: `absent`, 0 for as many as heads.
 ConfigColumn kv_heads(const char* key, int64_t absent);
-/// 0 for width / heads.
-ConfigColumn head_width(int64_t absent);
+/// `absent`: 0 for width / heads.
+ConfigColumn head_width(int64_t absent, const char* key = "head_dim");
 ConfigColumn real(const char* key, Field<double> field, double absent);
 /// What scores are divided by the square root of.
 ConfigColumn score_width(const char* key, double absent);

@@ -88,7 +88,9 @@ ConfigColumn bert_tied() {
             in.require("tie_word_embeddings", true, true);
             config.tie_embeddings = true;
           },
-          [](const ModelConfig&, Json& out) { out["tie_word_embeddings"] = true; }};
+          [](const ModelConfig& config, Json& out) {
+            out["tie_word_embeddings"] = config.tie_embeddings || config.classes > 0;
+          }};
 }
 
 std::vector<WeightColumn> t5_attention(const std::string& theirs, const std::string& ours) {
@@ -186,7 +188,7 @@ ArchitectureRow t5_row() {
           .their_class = "T5ForConditionalGeneration",
           .base = {.arch = arch, .norm_epsilon = 1e-6, .score_width = 1, .encoder_layers = 2, .source_context = 128},
           .columns = {t5_layers(), count("d_model", CARAVAN_FIELD(width)), count("num_heads", CARAVAN_FIELD(heads)),
-                      count("d_kv", CARAVAN_FIELD(own_head_width)), mlp_width("d_ff"), t5_context(), t5_feed(),
+                      head_width(64, "d_kv"), mlp_width("d_ff"), t5_context(), t5_feed(),
                       count_or("relative_attention_num_buckets", CARAVAN_FIELD(buckets), 32),
                       count_or("relative_attention_max_distance", CARAVAN_FIELD(bucket_distance), 128),
                       real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-6), dropout({"dropout_rate"}, 0.1),
