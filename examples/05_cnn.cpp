@@ -1,11 +1,10 @@
-/// A convolutional net with DataLoader, StepLR, clipping, autocast, batch norm over all ranks, and checkpoints from
-/// which the next call resumes, also on another number of ranks. Ctrl-C saves one.
+/// A convolutional net with DataLoader, StepLR, clipping, autocast, batch norm over all ranks, and checkpoints, from
+/// which the next call goes on with the next rows, also on another number of ranks. Ctrl-C saves one.
 ///   caravan run build/release/examples/example_05_cnn runs/cnn 4 --ranks 2
 
 #include <cstdio>
 #include <cstdlib>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/max_pool2d.h>
 #include <torch/data.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -15,6 +14,7 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/caravan.h"
+#include "caravan/session/sharded_sampler.h"
 
 using namespace caravan;
 
@@ -25,6 +25,7 @@ struct NetImpl : torch::nn::Module {
   MeshAxis dp;
   explicit NetImpl(const Session& session) : dp(session["dp"]) {}
   at::Tensor forward(const at::Tensor& images) {
+    const Autocast autocast;  // convolutions and products in bf16
     return out(at::max_pool2d(sync_batch_norm(conv(images), norm, dp).relu(), 2).flatten(1));
   }
 };
@@ -47,29 +48,30 @@ void train(const std::string& run, int64_t epochs) {
   auto model = parallelize(net, session, {ddp()}, {.average = true});
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/2, /*gamma=*/0.5);
+  ShardedSampler sampler(240, session["dp"], {.seed = 7});
+  const auto rows = 24 / static_cast<size_t>(session.size());
+  const auto loader = torch::data::make_data_loader(Squares().map(torch::data::transforms::Stack<>()), sampler, rows);
+  double loss_of_epoch = 0;
   model.attach(optimizer);
   model.attach(scheduler);
-  for (Progress progress = model.load(run); progress.step < epochs && !session.should_stop();
-       model.save(run, progress)) {
-    const torch::data::samplers::DistributedSequentialSampler sampler(240, session.size(), session.rank());
-    auto loader = torch::data::make_data_loader(Squares().map(torch::data::transforms::Stack<>()), sampler,
-                                                24 / static_cast<size_t>(session.size()));
-    double loss_of_epoch = 0;
-    for (const auto& [images, labels] : *loader) {
-      at::autocast::set_autocast_enabled(at::kCPU, true);  // convolutions and products in bf16
-      const at::Tensor output = model(images);
-      at::autocast::set_autocast_enabled(at::kCPU, false);
-      at::autocast::clear_cache();
-      const at::Tensor loss = at::cross_entropy_loss(output.to(at::kFloat), labels);
+  model.attach("sampler", sampler);
+  model.attach("loss", loss_of_epoch);
+  Progress now = model.load(run);
+  while (sampler.epoch() < epochs) {
+    for (const auto& [images, labels] : sampler.over(*loader)) {
+      const at::Tensor loss = at::cross_entropy_loss(model(images).to(at::kFloat), labels);
       loss.backward();
       model.clip_grad_norm(5.0);
       optimizer.step();
       loss_of_epoch += session.sum(loss.item<double>()) / session.size() / 10;
+      ++now.step;
+      if (model.save_if_due(run, now, {.minutes = 10}).stop) return;
     }
     scheduler.step();
-    ++progress.step;
-    if (session.is_main()) std::printf("step %ld: loss %.6f\n", progress.step, loss_of_epoch);
+    if (session.is_main()) std::printf("step %ld: loss %.6f\n", sampler.epoch(), loss_of_epoch);
+    loss_of_epoch = 0;
   }
+  model.save(run, now);
 }
 
 int main(int argc, char** argv) {

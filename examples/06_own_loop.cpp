@@ -30,7 +30,7 @@ void train(const std::string& run, int64_t steps) {
   model.attach(optimizer);
   Progress progress = model.load(run);  // the newest checkpoint, or step 0
   if (session.is_main()) std::printf("from step %ld on %d ranks\n", progress.step, session.size());
-  for (bool stop = false; progress.step < steps && !stop;) {
+  while (progress.step < steps) {
     const auto [x, y] = batch(progress.step);
     // A sum over the rows of this rank, divided by those of all: gradients are summed over ranks, also uneven ones.
     const double loss =
@@ -40,9 +40,8 @@ void train(const std::string& run, int64_t steps) {
     optimizer.step();
     ++progress.step;
     progress.counters["rows"] += kRows;
-    stop = session.should_stop();
     if (session.is_main() && progress.step % 50 == 0) std::printf("step %ld: loss %.6f\n", progress.step, loss);
-    if (progress.step % 100 == 0 || progress.step == steps || stop) model.save(run, progress);
+    if (model.save_if_due(run, progress, {.steps = 100, .last_step = steps}).stop) return;
   }
 }
 

@@ -81,6 +81,27 @@ TEST_F(ChatTest, OnlyAnswersCount) {
   EXPECT_THAT(inspected.out, AllOf(HasSubstr(" targets"), HasSubstr("whale")));
 }
 
+/// The note of the run and of `data inspect`, and the loss of `evaluate`, which has the rows of validation.
+TEST_F(ChatTest, AreWholeUnlessTheRecipeSaysOtherwise) {
+  file("held.jsonl", chats(30));
+  const std::string held = "data.validation=" + path("held.jsonl");
+  for (const std::string fill : {"best_fit", "stream"}) {
+    const std::vector<std::string> common{"train.steps=4", "train.eval_batches=0", held};
+    std::vector<std::string> set = common;
+    if (fill == "stream") set.emplace_back("data.fill=stream");
+    const Result trained = train_chats(fill, 2, set);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const Result inspected = caravan({"data", "inspect", path(fill + "/recipe.toml")});
+    for (const Result* result : {&trained, &inspected}) {
+      EXPECT_EQ(result->out.find("chats.jsonl: 200 chats in ") != std::string::npos, fill == "best_fit") << result->out;
+    }
+    const Result evaluated = caravan({"evaluate", path(fill), path("held.jsonl"), "--json", "--ranks", "2"});
+    ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+    EXPECT_NEAR(nlohmann::json::parse(evaluated.out).at("loss").get<double>(), last_loss(fill), 1e-5) << fill;
+  }
+  EXPECT_EQ(train_chats("other", 1, {"data.fill=best"}).code, 2);
+}
+
 TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   const auto refusal = [&](const std::vector<std::string>& more = {}) {
     const Result result = train_chats("refused", 2, more);
@@ -98,6 +119,8 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   EXPECT_THAT(refusal(), HasSubstr("its messages are not a list"));
   with_line("{\"talk\": []}");
   EXPECT_THAT(refusal(), HasSubstr("has no field messages"));
+  with_line("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}]}");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("chats.jsonl:201"), HasSubstr("ShareGPT"), HasSubstr("jq -c")));
   with_line("no json");
   EXPECT_THAT(refusal(), HasSubstr("chats.jsonl:201"));
   file("chats.jsonl", chats(200));
@@ -108,6 +131,29 @@ TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
   file("chat.jinja", kTemplate);
   EXPECT_THAT(refusal({"data.text=" + path("plain.txt")}), HasSubstr("has no JSON lines"));
   EXPECT_EQ(train_chats("refused", 2, {"data.format=text"}).code, 2) << "data.chat_template is not used";
+}
+
+/// System prompts and tools reach the template, and one that rewrites earlier answers has the last alone as targets.
+TEST_F(ChatTest, SystemPromptsToolsAndRewrittenAnswers) {
+  file("chat.jinja",
+       "{% if tools[0].b != 1 or messages[0].role != 'system' %}{{ raise_exception('no tools') }}{% endif %}"
+       "{% for m in messages %}{{ m.role[:1] }}:"
+       "{% if m.role == 'assistant' and loop.last %}!{% endif %}{{ m.content }};{% endfor %}"
+       "{% if add_generation_prompt %}a:{% endif %}");
+  std::string lines;
+  for (int i = 0; i < 20; ++i) {
+    nlohmann::ordered_json messages{{{"role", "system"}, {"content", "S"}}};
+    for (int turn = 0; turn <= i % 2; ++turn) {
+      messages.push_back({{"role", "user"}, {"content", "q"}});
+      messages.push_back({{"role", "assistant"}, {"content", "yes"}});
+    }
+    lines += nlohmann::ordered_json{{"messages", messages}, {"tools", {{{"b", 1}, {"a", 2}}}}}.dump() + "\n";
+  }
+  file("chats.jsonl", lines);
+  const std::vector<std::string> bytes{"data.tokenizer=bytes", "train.steps=2", "model.context=64"};
+  const Result trained = train_chats("run", 2, bytes);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(trained.out, HasSubstr("10 chats learn their last answer only"));
 }
 
 /// A template that would kill a rank ends the run before it starts, also if bad lines are skipped.

@@ -195,6 +195,14 @@ TEST_F(DataTest, RecordsAreShownAsTheirTaskHasThem) {
                     HasSubstr("       2         0         1        99  \"c\"                       1 (\"good\")")));
 }
 
+/// Under torchrun and mpirun nobody sets CARAVAN_HOME.
+TEST_F(DataTest, TheTextOfTheRepositoryIsFoundWithoutAVariable) {
+  const Words inspect{"data", "inspect", "data/moby_dick.txt", "--set", "data.tokenizer=bytes", "--samples", "0"};
+  const Result found = run_with({"-u", "CARAVAN_HOME"}, inspect);
+  EXPECT_EQ(found.code, 0) << found.err;
+  EXPECT_THAT(run_with({"CARAVAN_HOME=" + path("nowhere")}, inspect).err, HasSubstr("no such file"));
+}
+
 TEST_F(DataTest, AnUnreadableTextIsReported) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
   const std::string text = file("secret.txt", "secret");

@@ -120,6 +120,89 @@ const std::string kQuestions =
 
 std::string first_question() { return kQuestions.substr(0, kQuestions.find('\n') + 1); }
 
+/// Classifiers, models of pairs and of masked words are evaluated on what they learn, as training validates them.
+class EvaluateTaskTest : public CommandTest {
+ protected:
+  nlohmann::json trained(const std::string& run, Words keys) const {
+    keys.insert(keys.end(), {"train.steps=6", "train.eval_batches=0", "train.eval_every=6", "model.context=32"});
+    const Result result = train(run, 1, set(keys));
+    EXPECT_EQ(result.code, 0) << result.err;
+    return log(run).back();
+  }
+  nlohmann::json evaluated(const Words& words) const {
+    Words all{"evaluate"};
+    all.insert(all.end(), words.begin(), words.end());
+    all.emplace_back("--json");
+    const Result result = caravan(all);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return nlohmann::json::parse(result.out, nullptr, false);
+  }
+};
+
+TEST_F(EvaluateTaskTest, ClassifiersHaveTheFiguresOfTheirValidation) {
+  std::string all, held;
+  for (int i = 0; i < 40; ++i) {
+    const bool is_whale = i % 2 == 0;
+    const nlohmann::json line{
+        {"text", is_whale ? "a white whale" : "the black sea"}, {"kind", is_whale ? "whale" : "sea"}, {"label", 7}};
+    all += line.dump() + "\n";
+    if (i % 4 < 2) held += line.dump() + "\n";
+  }
+  file("all.jsonl", all);
+  file("held.jsonl", held);
+  for (const std::string run : {"gpt2", "bert"}) {
+    const auto last = trained(
+        run, {"model.kind=" + run, "model.tie_embeddings=true", "data.task=classify", "data.tokenizer={train=300}",
+              "data.text=" + path("all.jsonl"), "data.validation=" + path("held.jsonl"), "data.label_field=kind"});
+    ASSERT_EQ(caravan({"export", path(run)}).code, 0);
+    const std::string folder = run + "/huggingface";
+    for (const Words& words :
+         {Words{path(run), path("held.jsonl")}, Words{path(run), path("held.jsonl"), "--ranks", "3"},
+          Words{path(folder), path("held.jsonl"), "--set", "data.label_field=kind"}}) {
+      const auto line = evaluated(words);
+      EXPECT_EQ(line.at("task"), "classify");
+      EXPECT_EQ(line.at("records"), 20);
+      EXPECT_NEAR(line.at("loss").get<double>(), last.at("val_loss").get<double>(), 1e-5);
+      EXPECT_EQ(line.at("accuracy"), last.at("val_accuracy"));
+      EXPECT_EQ(line.at("macro_f1"), last.at("val_macro_f1"));
+    }
+  }
+  const auto refused = [&](const Words& words) {
+    Words line{"evaluate", path("bert"), path("held.jsonl")};
+    line.insert(line.end(), words.begin(), words.end());
+    const Result result = caravan(line);
+    EXPECT_NE(result.code, 0);
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--set", "data.label_field=label"}), HasSubstr("records of one class only, 7"));
+  EXPECT_THAT(refused({"--set", "model.layers=3"}), HasSubstr("model.layers: is no key of [data]"));
+  EXPECT_THAT(refused({"--set", "data.text=a"}), HasSubstr("data.text: is that of the model or of the files"));
+  EXPECT_THAT(refused({"--set", R"(data.classes=["whale", "sea"])"}), HasSubstr("data.classes: is that of the model"));
+  EXPECT_THAT(refused({"--set", "data.task=masked"}), HasSubstr("is \"masked\", and the model tells classes apart"));
+  EXPECT_THAT(refused({"--stride", "4"}), HasSubstr("--stride: is of windows of one text"));
+}
+
+TEST_F(EvaluateTaskTest, TokensOfOtherTasksHaveTheLossOfTheirValidation) {
+  std::string pairs;
+  for (int i = 0; i < 30; ++i) {
+    pairs += nlohmann::json{{"source", "a white whale"}, {"target", "whale white a"}}.dump() + "\n";
+  }
+  file("pairs.jsonl", pairs);
+  const auto t5 = trained("t5", {"model.kind=t5", "model.layers=2", "model.encoder_layers=1", "model.source_context=32",
+                                 "data.task=pairs", "data.tokenizer={train=300}", "data.text=" + path("pairs.jsonl"),
+                                 "data.validation=" + path("pairs.jsonl")});
+  ASSERT_EQ(caravan({"export", path("t5")}).code, 0);
+  for (const Words& words : {Words{path("t5"), path("pairs.jsonl")},
+                             Words{path("t5/huggingface"), path("pairs.jsonl"), "--set", "data.task=pairs"}}) {
+    EXPECT_NEAR(evaluated(words).at("loss").get<double>(), t5.at("val_loss").get<double>(), 1e-5);
+  }
+  const auto bert = trained("bert", {"model.kind=bert", "model.tie_embeddings=true", "data.task=masked",
+                                     "data.tokenizer={train=300}", "data.validation=" + path("text.txt")});
+  const auto masked = evaluated({path("bert"), path("text.txt"), "--ranks", "2"});
+  EXPECT_NEAR(masked.at("loss").get<double>(), bert.at("val_loss").get<double>(), 1e-5);
+  EXPECT_EQ(masked.at("accuracy"), bert.at("val_accuracy"));
+}
+
 TEST_F(EvaluateCommandTest, TasksGiveTheSameFiguresOnAnyRanks) {
   const std::string tasks = file("tasks.jsonl", kQuestions);
   const auto one = json({"--tasks", tasks});

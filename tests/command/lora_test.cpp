@@ -98,7 +98,7 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
   EXPECT_THAT(refusal(2, {"lora.targets=[\"q_proj\"]"}), HasSubstr("'q_proj' matches no linear layer"));
   EXPECT_THAT(refusal(3, {"lora.adapter=" + path("none")}), HasSubstr("no such file"));
   ASSERT_EQ(tune("tuned", 1, {"train.steps=1"}).code, 0);
-  ASSERT_EQ(caravan({"export", path("tuned"), "--adapter"}).code, 0);
+  ASSERT_EQ(caravan({"export", path("tuned"), "--adapter", "--base", "my/base"}).code, 0);
   const std::string config = text_of(folder() / "tuned/adapter/adapter_config.json");
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string changed = config;
@@ -110,7 +110,10 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
   EXPECT_THAT(with("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("sets bias"));
   EXPECT_THAT(with("\"r\": 4", "\"r\": \"4\""), HasSubstr("r is not a number"));
   EXPECT_THAT(with("{", "["), HasSubstr("is not a JSON object"));
-  EXPECT_EQ(caravan({"export", path("base"), "--adapter"}).code, 2);
+  EXPECT_EQ(caravan({"export", path("base"), "--adapter", "--base", "my/base"}).code, 2);
+  const Result unnamed = caravan({"export", path("tuned"), "--adapter"});
+  EXPECT_EQ(unnamed.code, 2);
+  EXPECT_THAT(unnamed.err, HasSubstr("names no base model"));
 }
 
 /// Whether a gradient reaches a frozen unit is known once a backward has run.

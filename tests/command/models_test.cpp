@@ -213,7 +213,7 @@ TEST_F(ModelsTest, TextSettingsOfAnImportedModelAreKeptAndUsed) {
   EXPECT_EQ(text_of(out + "/chat_template.jinja"), "{{ messages }}");
 
   for (const std::string& source : {theirs, path("imported"), out}) {
-    const Words words{"generate", source, "--prompt", "The whale", "--tokens", "24"};
+    const Words words{"generate", source, "--raw", "--prompt", "The whale", "--tokens", "24"};
     const Result result = caravan(words);
     EXPECT_EQ(result.out, "The whale" + text.substr(0, first) + "\n") << source;
     EXPECT_THAT(result.err, HasSubstr("not used from generation_config.json: num_beams = 4"));

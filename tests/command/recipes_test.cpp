@@ -113,7 +113,7 @@ TEST_F(RecipesTest, AdaptersOfSmolLm2LearnChats) {
                                       "data.text=" + path("chats.jsonl"), "optimizer.lr=0.02", "checkpoint.every=8"});
   ASSERT_EQ(result.code, 0) << result.err;
   expect_learned("smollm2_finetune");
-  EXPECT_EQ(caravan({"export", path("smollm2_finetune"), "--adapter"}).code, 0);
+  EXPECT_EQ(caravan({"export", path("smollm2_finetune"), "--adapter", "--base", "SmolLM2-135M"}).code, 0);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class ResumeTest : public CommandTest {
       for (auto& line : all) {
         for (const char* key :
              {"step_ms", "tokens_per_second", "comm_ms", "save_ms", "peak_memory_bytes", "predicted_memory_bytes",
-              "predicted_resident_bytes", "predicted", "tiers", "model_flops_per_second", "time"})
+              "predicted_resident_bytes", "predicted", "tiers", "model_flops_per_second", "slowdown", "time"})
           line.erase(key);
       }
       return all;
@@ -69,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, StopAfter,
     ::testing::Values(Overrides{"model.dropout=0.1"}, Overrides{"comm.backend=thread", "train.micro_batch=2"},
                       Overrides{"precision.compute=bf16", "optimizer.kind=sgd", "optimizer.momentum=0.9"},
+                      Overrides{"optimizer.kind=lion"}, Overrides{"optimizer.kind=muon", "optimizer.skip_spikes=5"},
                       Overrides{"data.tokenizer={train = 300}", "model.kind=llama"}));
 
 /// Packed documents of two sources, one of them JSON lines, several epochs of each. Resumed in the middle.

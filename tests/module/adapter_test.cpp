@@ -72,6 +72,21 @@ TEST(Adapter, SlotAndModuleShareOneTensor) {
   EXPECT_EQ(net->out->weight[1][3].item<double>(), 7);
 }
 
+/// A list is never taken for one tensor, whose rows would be taken for outputs.
+TEST(Adapter, TakesOneTensorOrAList) {
+  const auto net = std::make_shared<Net>();
+  ModuleAdapter adapter(
+      net,
+      [net](const Tensors& in) {
+        return Tensors{net->forward(in.at(0)), in.back()};
+      },
+      mesh_of({}));
+  const at::Tensor x = at::ones({4, 3});
+  EXPECT_TRUE(at::equal(adapter(Tensors{x, x + 1}, {})[1], x + 1));
+  EXPECT_TRUE(at::equal(adapter({x}, {})[1], x));
+  EXPECT_EQ(adapter({x}, {})[0].size(0), 4);
+}
+
 TEST(Adapter, AWeightRegisteredTwiceIsOneSlot) {
   struct Tied : torch::nn::Module {
     at::Tensor w = register_parameter("w", at::ones({2, 2}));

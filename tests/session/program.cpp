@@ -1,5 +1,6 @@
 /// A rank for the tests of Session: program NAME=VALUE.. with the options axes=dp:0,tp:2, backend, seed, timeout_s,
-/// threads and plans=UNITS; 1:NAME=VALUE is for rank 1 alone. Prints what it found, or the error, as `rank R: ..`.
+/// threads, plans=UNITS, steps=MOST and saves=RUN; 1:NAME=VALUE is for rank 1 alone. Prints what it found, or the
+/// error, as `rank R: ..`.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +24,7 @@
 #include "caravan/comm/tensor.h"
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/module/adapter.h"
+#include "caravan/session/parallelize.h"
 #include "caravan/session/plan_module.h"
 #include "caravan/session/run_program.h"
 #include "caravan/session/session.h"
@@ -45,6 +47,7 @@ std::vector<AxisSize> axes_of(const std::string& text) {
 std::string thrown;  ///< the kind of exception that ends this rank; "": none
 int planned = 0;     ///< units of a net that is planned; 0: none
 int steps = 0;       ///< at most so many, until somebody asks to stop
+std::string saves;   ///< a folder in which every seventh of them is saved; "": none
 
 [[noreturn]] void fail() {
   if (thrown == "torch") at::ones({2}).view({3});
@@ -59,6 +62,7 @@ void set(SessionOptions& options, const std::string& word) {
   if (name == "throws") thrown = value;
   if (name == "plans") planned = std::atoi(value.c_str());
   if (name == "steps") steps = std::atoi(value.c_str());
+  if (name == "saves") saves = value;
   for (const auto& [degree, size] : {std::pair("dp", &options.dp), {"pp", &options.pp}, {"tp", &options.tp}}) {
     if (name == degree) *size = std::atoi(value.c_str());
   }
@@ -102,6 +106,20 @@ double sum_of_stages(Session& session) {
   return sum.item<double>();
 }
 
+/// Counts steps, which are saved when due; the last rank is told to stop in step 20.
+void count_and_save(Session& session) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 3));
+  ParallelModel model(net, session.mesh(), {});
+  Progress now = model.load(saves);
+  fmt::print("rank {} from step {}\n", session.rank(), now.step);
+  for (bool stop = false; now.step < steps && !stop;) {
+    if (++now.step == 20 && session.rank() == session.size() - 1) std::raise(SIGTERM);
+    const DueSave due = model.save_if_due(saves, now, {.steps = 7, .last_step = steps});
+    if (due.saved) fmt::print("rank {} saved {}\n", session.rank(), due.saved->folder.filename().string());
+    stop = due.stop;
+  }
+}
+
 /// The plan of a net of so many layers for the hardware that the session has, or for two cards.
 void print_plan(Session& session, int units) {
   torch::nn::Sequential net;
@@ -126,6 +144,7 @@ int main(int argc, char** argv) {
     Session session(options);
     if (!thrown.empty()) fail();
     if (planned > 0) return print_plan(session, planned);
+    if (!saves.empty()) return count_and_save(session);
     int step = 0;
     while (step < steps && !session.should_stop()) {
       if (++step == 20 && session.rank() == session.size() - 1) std::raise(SIGTERM);

@@ -130,5 +130,16 @@ TEST_F(SessionTest, ASignalStopsAllRanksAfterTheSameStep) {
   EXPECT_EQ(text_of(path("logs/rank_2.log")), "rank 2 stopped after 20 steps\n");
 }
 
+/// At the step in which all ranks learn of it, and the next run goes on from there.
+TEST_F(SessionTest, ASignalSavesBeforeItStops) {
+  const Words words{"threads=1", "steps=100000", "saves=" + path("run")};
+  const Result two = on(2, words);
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(two.out,
+            "rank 0 from step 0\nrank 0 saved step_000007\nrank 0 saved step_000014\nrank 0 saved step_000020\n");
+  const Result more = on(3, {"threads=1", "steps=22", "saves=" + path("run")});
+  EXPECT_EQ(more.out, "rank 0 from step 20\nrank 0 saved step_000021\nrank 0 saved step_000022\n") << more.err;
+}
+
 }  // namespace
 }  // namespace caravan::session_test

@@ -4,11 +4,20 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 
 #include "caravan/base/error.h"
 
 namespace caravan {
 namespace {
+
+/// Whether rows of `weight` are looked up: that of an embedding. Output weights cannot be told from other matrices.
+bool is_table(const torch::nn::Module& net, const at::Tensor& weight) {
+  return std::ranges::any_of(net.modules(), [&](const std::shared_ptr<torch::nn::Module>& module) {
+    const auto* embedding = module->as<torch::nn::EmbeddingImpl>();
+    return embedding != nullptr && embedding->weight.is_same(weight);
+  });
+}
 
 /// A unit for each child that computes something.
 std::vector<ModuleAdapter::Unit> units_of_sequential(const std::shared_ptr<torch::nn::Module>& module) {
@@ -99,7 +108,9 @@ void ModuleAdapter::register_parameters(const Mesh& mesh, const std::vector<Name
 }
 
 void ModuleAdapter::register_parameter_of(const std::string& name, const at::Tensor& tensor, const Mesh& mesh) {
-  Parameter& parameter = register_parameter(name, {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1});
+  Parameter& parameter = register_parameter(
+      name,
+      {.shape = tensor.sizes().vec(), .decays = tensor.dim() > 1, .matrices = is_table(*module_, tensor) ? 0 : 1});
   of_slots_.push_back(tensor);
   if (split_ == nullptr) {
     parameter.set_external();

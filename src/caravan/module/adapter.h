@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
@@ -48,6 +49,13 @@ class ModuleAdapter final : public Module {
   ModuleAdapter(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
                 const std::vector<NamedLayout>& layouts = {});
   ~ModuleAdapter() override;
+
+  /// Of several tensors, or of one: adapter({x, mask}, {}) returns all outputs.
+  Tensors operator()(Tensors inputs, const ForwardContext& context) { return run(std::move(inputs), context); }
+  template <std::same_as<at::Tensor> T>
+  at::Tensor operator()(const T& input, const ForwardContext& context) {
+    return Module::operator()(input, context);
+  }
 
   std::vector<Module*> blocks() override;
   std::vector<std::pair<std::string, at::Tensor>> buffers() override;

@@ -25,6 +25,16 @@ struct ParameterSpec {
   std::vector<int64_t> shape;  ///< global
   Init init = {};
   bool decays = true;  ///< belongs to the optimizer's weight-decay group (matrices do; norms and biases do not)
+  /// Of two dims: how many matrices of equal size its rows are, one for each expert; 0: it is a table of vectors, such
+  /// as embeddings and output weights. For optimizers that treat matrices apart.
+  int64_t matrices = 1;
+};
+
+/// What an optimizer does otherwise with a parameter than with the others of its model.
+struct UpdateRule {
+  double lr_factor = 1;
+  std::optional<double> weight_decay{};  ///< none: the optimizer's, if ParameterSpec::decays
+  bool operator==(const UpdateRule&) const = default;
 };
 
 /// For a tile of a larger tensor (nn/tiles.h): which rows it has.
@@ -80,6 +90,10 @@ class Parameter {
 
   bool requires_grad() const noexcept { return requires_grad_; }
   void set_requires_grad(bool requires_grad);
+
+  const UpdateRule& update_rule() const noexcept { return update_rule_; }
+  /// Call it before an engine takes the parameter.
+  void set_update_rule(const UpdateRule& rule) noexcept { update_rule_ = rule; }
 
   /// Whether code outside this library, such as a user's module, holds the unsharded parameter and its values.
   bool is_external() const noexcept { return is_external_; }
@@ -148,6 +162,7 @@ class Parameter {
   std::unique_ptr<TileOf> tile_of_;
   bool requires_grad_ = true;
   bool is_external_ = false;
+  UpdateRule update_rule_{};
   at::Tensor sharded_;
   Layout sharded_layout_;
   at::Tensor unsharded_;

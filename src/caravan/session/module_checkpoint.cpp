@@ -13,11 +13,14 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/calls/same.h"
+#include "caravan/engine/attached_tensors.h"
 #include "caravan/formats/checkpoint/publish.h"
 #include "caravan/formats/checkpoint/state_checkpoint.h"
 #include "caravan/optim/optimizer.h"
+#include "caravan/session/attachments.h"
 #include "caravan/session/optimizer_record.h"
 #include "caravan/session/optimizer_state.h"
+#include "caravan/session/scheduler_steps.h"
 
 namespace caravan {
 namespace {
@@ -48,6 +51,8 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
                       "use layers without buffers, such as LayerNorm in place of BatchNorm"});
   }
   state_.add(state_of_model(engine));
+  attachments_ = std::make_unique<Attachments>(engine);
+  state_.add(*attachments_);
   if (optimizer == nullptr) return;
   optimizer_ = std::make_unique<OptimizerState>(*optimizer, parameters_);
   state_.add(*optimizer_);
@@ -62,11 +67,18 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, Optimizer& opti
 ModuleCheckpoint::~ModuleCheckpoint() = default;
 
 void ModuleCheckpoint::add_scheduler(torch::optim::LRScheduler& scheduler) {
-  if (!optimizer_) {
+  if (!optimizer_ && !attachments_->has_rates()) {
     throw UsageError({"checkpoint", "add_scheduler", "there is no optimizer of torch::optim that it could be of",
-                      engine_.mesh().where(), "give the optimizer to the constructor"});
+                      engine_.mesh().where(), "give the optimizer to the constructor, or add it first"});
   }
-  optimizer_->add_scheduler(scheduler);
+  schedulers_.push_back(&scheduler);
+}
+
+void ModuleCheckpoint::add(const std::string& name, Kept kept) { attachments_->add(name, std::move(kept)); }
+
+/// Whatever else a checkpoint has is not looked at.
+bool ModuleCheckpoint::is_module_alone() const {
+  return !optimizer_ && own_optimizer_ == nullptr && attachments_->is_empty();
 }
 
 /// On rank 0, before the first write. A run that `starts` anew finds no checkpoint there.
@@ -93,7 +105,7 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
   const at::NoGradGuard no_grad;
   Communicator& world = engine_.mesh().world();
   std::vector<SharedFact> facts{{"step", fmt::format("{}", progress.step)},
-                                {"steps of schedulers", optimizer_ ? join(optimizer_->scheduler_steps()) : ""}};
+                                {"steps of schedulers", join(scheduler_steps(schedulers_))}};
   for (const auto& [name, count] : progress.counters) facts.push_back({name, fmt::format("{}", count)});
   check_same_on_all_ranks(world, "checkpoint", facts);
   on_rank_0(
@@ -102,7 +114,9 @@ SavedCheckpoint ModuleCheckpoint::save(const Progress& progress) {
                       .optimizer_steps = own_optimizer_ != nullptr ? own_optimizer_->num_steps() : progress.step,
                       .counters = progress.counters};
   if (optimizer_) info.optimizer = record_of(*optimizer_, parameters_, world);
+  info.optimizer.schedulers = scheduler_steps(schedulers_);
   if (optimizer_) optimizer_->agree(world);
+  attachments_->take(/*compares=*/true);
   engine_.catch_up();
   return save_checkpoint(run_, info, checkpoint_pieces(state_, engine_.mesh()), world, keep_);
 }
@@ -144,8 +158,19 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
   reader->verify(world);
   const OptimizerRecord own = optimizer_ ? record_of(*optimizer_, parameters_, world) : OptimizerRecord{};
   if (optimizer_) optimizer_->agree(world);
+  attachments_->take(/*compares=*/false);
   StateReader::Options options;
-  if (!optimizer_ && own_optimizer_ == nullptr) options.may_leave_out = is_training_state;
+  if (!optimizer_ && own_optimizer_ == nullptr) {
+    options.may_leave_out = [alone = is_module_alone()](const std::string& name) {
+      return is_training_state(name) && (alone || !name.starts_with(kAttachedTensors));
+    };
+  }
+  all_or_none(
+      world,
+      [&] {
+        if (!is_module_alone()) attachments_->expect(reader->manifest());
+      },
+      "checkpoint");
   StateReader state(state_, engine_.mesh(), *reader, options);
   all_or_none(
       world,
@@ -154,13 +179,17 @@ Progress ModuleCheckpoint::load(const fs::path& checkpoint) {
         const bool has_all = std::ranges::all_of(
             parameters_, [&](const Parameter* one) { return reader->manifest().tensors.contains(one->whole_name()); });
         if (optimizer_ && has_all) check_record(info.optimizer, own, *optimizer_, parameters_);
+        if (!is_module_alone()) check_schedulers(info.optimizer);
         state.check();
       },
       "checkpoint");
   all_or_none(
       world,
       [&] {
+        attachments_->load_values(*reader);
         state.read();
+        attachments_->load_optimizers();
+        if (!is_module_alone()) set_scheduler_steps(schedulers_, info.optimizer.schedulers);
         if (optimizer_) restore_record(info.optimizer, *optimizer_, parameters_);
         if (own_optimizer_ != nullptr) own_optimizer_->set_num_steps(info.optimizer_steps);
         engine_.state().bump_version();
@@ -176,6 +205,15 @@ void ModuleCheckpoint::set_later_aside(const fs::path& checkpoint, int64_t step)
   if (!fs::equivalent(fs::absolute(checkpoint).parent_path(), run_, error)) return;
   take_folder(/*starts=*/false);
   abandon_later_checkpoints(run_, step);
+}
+
+void ModuleCheckpoint::check_schedulers(const OptimizerRecord& saved) const {
+  const bool may_have_some = optimizer_ || attachments_->has_rates();
+  if (!may_have_some || saved.schedulers.size() == schedulers_.size()) return;
+  throw DataError({"checkpoint", "schedulers",
+                   fmt::format("the checkpoint has the steps of {}, but the program has added {}",
+                               saved.schedulers.size(), schedulers_.size()),
+                   "", "add_scheduler() the same ones before load(), and those that shall start anew after it"});
 }
 
 void ModuleCheckpoint::refuse_other_kind(const CheckpointReader& reader) const {

@@ -11,6 +11,7 @@
 #include "caravan/engine/engine.h"
 #include "caravan/engine/training_state.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
+#include "caravan/session/kept.h"
 
 namespace torch::optim {
 class LRScheduler;
@@ -19,6 +20,7 @@ class Optimizer;
 
 namespace caravan {
 
+class Attachments;
 class Optimizer;
 class OptimizerState;
 
@@ -29,9 +31,9 @@ struct Progress {
 };
 
 /// The checkpoints of a program of one's own, in a folder `run`: parameters and buffers of its module under their own
-/// names, the state and the options of its torch::optim optimizer, the steps of its schedulers, and its counts. The
-/// format, and what holds after a crash, are those of save_checkpoint. A checkpoint has no layout: what N ranks saved,
-/// sharded or not, M ranks load in their own way.
+/// names, the state, the groups and the options of its torch::optim optimizer, the steps of its schedulers, its counts,
+/// and what it adds by name. The format, and what holds after a crash, are those of save_checkpoint. A checkpoint has
+/// no layout: what N ranks saved, sharded or not, M ranks load in their own way.
 ///
 ///   Ddp ddp(model, session.mesh());
 ///   torch::optim::AdamW optimizer(ddp.parameters());
@@ -46,8 +48,8 @@ struct Progress {
 /// A load restores the learning rate of each group, because schedulers change it: what the program was started with no
 /// longer counts. All other options must be those of the checkpoint. After the load a program may set any option.
 ///
-/// Not kept: the state of generators, of communication hooks, and of ReduceLROnPlateauScheduler, which torch hides.
-/// Buffers are those of rank 0.
+/// Not kept: the state of communication hooks, and of ReduceLROnPlateauScheduler, which torch hides. Buffers are those
+/// of rank 0.
 class ModuleCheckpoint {
  public:
   /// `engine` and `optimizer` outlive this. Without an optimizer only the module is saved, and only it is loaded, also
@@ -64,34 +66,43 @@ class ModuleCheckpoint {
 
   /// Saves the steps that `scheduler` has counted, and restores them: it goes on where it was. `scheduler` is of the
   /// optimizer, and outlives this. Every rank of every run adds the same schedulers in the same order, before it loads.
-  /// Throws UsageError without an optimizer.
+  /// Throws UsageError without an optimizer of torch::optim, or one of the program's that is derived from its class.
   void add_scheduler(torch::optim::LRScheduler& scheduler);
+  /// Keeps something else: see Kept, and Attachments::add for what it throws. Every rank adds the same, before it
+  /// loads.
+  void add(const std::string& name, Kept kept);
 
-  /// Every rank calls it, between steps, with the same progress. Values that are not finite are saved too. Sends a few
-  /// texts, and for each parameter 16 bytes and 16 more for each option. Throws as save_checkpoint; UsageError for a
-  /// folder that another process writes to, or that holds checkpoints which were not loaded: they would be mixed with
-  /// those of this run; and for progress or options that differ between ranks.
+  /// Every rank calls it, between steps, with the same progress and the same values of what was added. Values that are
+  /// not finite are saved too. Sends a few texts, for each parameter 16 bytes and 16 more for each option, and what
+  /// Attachments::take does. Throws as save_checkpoint; UsageError for a folder that another process writes to, or that
+  /// holds checkpoints which were not loaded: they would be mixed with those of this run; and for progress or options
+  /// that differ between ranks.
   SavedCheckpoint save(const Progress& progress);
 
   /// Loads the newest checkpoint of the run and returns its progress; if there is none, step 0. Every rank calls it.
   Progress load();
-  /// Loads `checkpoint`. If it is of this run, later ones are set aside as step_NNNNNN.abandoned.
-  /// Throws DataError for a damaged checkpoint, one written with another kind of optimizer, with other options (apart
-  /// from learning rates) or another number of schedulers, or one whose tensors are not those of the module and the
-  /// optimizer, listing what is missing, unexpected or of another shape. What one rank throws, all ranks throw. A
-  /// checkpoint that does not fit changes nothing. One of an earlier version has no options: those of the program stay.
+  /// Loads `checkpoint`. If it is of this run, later ones are set aside as step_NNNNNN.abandoned. Throws DataError for
+  /// a damaged checkpoint, one written with another kind of optimizer, with other options (apart from learning rates),
+  /// groups or another number of schedulers, other names of what was added, or one whose tensors are not those of the
+  /// module and the optimizer, listing what is missing, unexpected or of another shape. What one rank throws, all ranks
+  /// throw. A checkpoint that does not fit changes nothing, unless a load() of the program itself throws. One of an
+  /// earlier version has no options: those of the program stay.
   Progress load(const std::filesystem::path& checkpoint);
 
  private:
   void take_folder(bool starts);
   void set_later_aside(const std::filesystem::path& checkpoint, int64_t step);
   void refuse_other_kind(const CheckpointReader& reader) const;
+  void check_schedulers(const OptimizerRecord& saved) const;
+  bool is_module_alone() const;
 
   std::filesystem::path run_;
   Engine& engine_;
   std::vector<Parameter*> parameters_;
+  std::unique_ptr<Attachments> attachments_;
   std::unique_ptr<OptimizerState> optimizer_;  ///< null: none of torch::optim
   Optimizer* own_optimizer_ = nullptr;         ///< null: none of this library
+  std::vector<torch::optim::LRScheduler*> schedulers_;
   TrainingState state_;
   int64_t keep_;
   FileLock lock_;          ///< on rank 0, once it writes

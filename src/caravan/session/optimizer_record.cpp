@@ -21,6 +21,16 @@ constexpr int64_t kAbsent = INT64_MIN;  ///< below the bits of any option: those
 
 using ByParameter = std::map<std::string, const std::map<std::string, double>*>;
 
+/// The groups that the parameters are in.
+int64_t num_groups(const OptimizerRecord& record) {
+  double most = -1;
+  for (const OptimizerRecord::Group& group : record.groups) {
+    const auto found = group.options.find(kGroup);
+    if (found != group.options.end()) most = std::max(most, found->second);
+  }
+  return static_cast<int64_t>(most) + 1;
+}
+
 ByParameter by_parameter(const OptimizerRecord& record) {
   ByParameter all;
   for (const OptimizerRecord::Group& group : record.groups) {
@@ -63,7 +73,9 @@ void add_difference(std::vector<Difference>& all, const std::string& fact, const
   ++found->count;
 }
 
-std::vector<Difference> differences(const ByParameter& saved, const ByParameter& own) {
+std::vector<Difference> differences(const OptimizerRecord& saved_record, const OptimizerRecord& own_record) {
+  const ByParameter saved = by_parameter(saved_record), own = by_parameter(own_record);
+  const int64_t num_saved = num_groups(saved_record), num_own = num_groups(own_record);
   std::vector<Difference> all;
   for (const auto& [name, options] : own) {
     const auto found = saved.find(name);
@@ -75,6 +87,14 @@ std::vector<Difference> differences(const ByParameter& saved, const ByParameter&
       const auto other = found->second->find(option);
       const bool is_known = other != found->second->end();
       if (is_known && (option == kLr || other->second == value)) continue;
+      if (option == kGroup) {
+        if (!is_known) continue;
+        add_difference(
+            all,
+            fmt::format("group {} of {} in the program was group {} of {}", value, num_own, other->second, num_saved),
+            name);
+        continue;
+      }
       add_difference(all,
                      fmt::format("{} is {} in the program, and {} in the checkpoint", option, value,
                                  is_known ? fmt::format("{}", other->second) : "missing"),
@@ -88,7 +108,7 @@ std::vector<Difference> differences(const ByParameter& saved, const ByParameter&
 }
 
 void check_options(const OptimizerRecord& saved, const OptimizerRecord& own) {
-  const std::vector<Difference> found = differences(by_parameter(saved), by_parameter(own));
+  const std::vector<Difference> found = differences(saved, own);
   if (found.empty()) return;
   constexpr size_t kShown = 5;
   std::vector<std::string> facts;
@@ -133,7 +153,7 @@ OptimizerRecord record_of(const OptimizerState& optimizer, const std::vector<Par
   take_maxima(world, bits, "optimizer options");
   std::map<std::vector<int64_t>, size_t> groups;
   std::map<std::string, size_t> group_of;  // whole tensors, of which tiles have the same options
-  OptimizerRecord record{.kind = optimizer.kind(), .schedulers = optimizer.scheduler_steps()};
+  OptimizerRecord record{.kind = optimizer.kind()};
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::vector<int64_t> own;
     std::map<std::string, double> options;
@@ -160,31 +180,23 @@ OptimizerRecord record_of(const OptimizerState& optimizer, const std::vector<Par
 
 void check_record(const OptimizerRecord& saved, const OptimizerRecord& own, const OptimizerState& optimizer,
                   const std::vector<Parameter*>& parameters) {
-  if (!saved.kind.empty()) {
-    if (saved.kind != own.kind) {
-      throw DataError({"checkpoint", "optimizer",
-                       fmt::format("its state is that of {}, but the optimizer is {}", saved.kind, own.kind), "",
-                       "use the same optimizer, or none to load the module alone"});
-    }
-    check_options(saved, own);
-    saved_lrs(saved, optimizer, parameters);
+  if (saved.kind.empty()) return;
+  if (saved.kind != own.kind) {
+    throw DataError({"checkpoint", "optimizer",
+                     fmt::format("its state is that of {}, but the optimizer is {}", saved.kind, own.kind), "",
+                     "use the same optimizer, or none to load the module alone"});
   }
-  if (saved.schedulers.size() == own.schedulers.size()) return;
-  throw DataError({"checkpoint", "schedulers",
-                   fmt::format("the checkpoint has the steps of {}, but the program has added {}",
-                               saved.schedulers.size(), own.schedulers.size()),
-                   "", "add_scheduler() the same ones before load(), and those that shall start anew after it"});
+  check_options(saved, own);
+  saved_lrs(saved, optimizer, parameters);
 }
 
 void restore_record(const OptimizerRecord& saved, OptimizerState& optimizer,
                     const std::vector<Parameter*>& parameters) {
-  if (!saved.kind.empty()) {
-    const std::vector<std::optional<double>> lrs = saved_lrs(saved, optimizer, parameters);
-    for (size_t group = 0; group < lrs.size(); ++group) {
-      if (lrs[group]) optimizer.set_lr(group, *lrs[group]);
-    }
+  if (saved.kind.empty()) return;
+  const std::vector<std::optional<double>> lrs = saved_lrs(saved, optimizer, parameters);
+  for (size_t group = 0; group < lrs.size(); ++group) {
+    if (lrs[group]) optimizer.set_lr(group, *lrs[group]);
   }
-  optimizer.set_scheduler_steps(saved.schedulers);
 }
 
 }  // namespace caravan

@@ -10,8 +10,8 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
@@ -141,14 +141,14 @@ const std::vector<OptimizerKind>& kinds() {
 const OptimizerKind& kind_of(optim::Optimizer& optimizer) {
   const auto found = std::ranges::find_if(kinds(), [&](const OptimizerKind& kind) { return kind.is(optimizer); });
   if (found != kinds().end()) return *found;
+  if (dynamic_cast<optim::LBFGS*>(&optimizer) != nullptr) {
+    throw UsageError({"checkpoint", "optimizer", "is LBFGS, whose state is one of all parameters together", "",
+                      "attach it by a name: attach(\"lbfgs\", optimizer)"});
+  }
   throw UsageError({"checkpoint", "optimizer", "is of a kind whose state is not known", "",
-                    "use SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim"});
+                    "use SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim, or attach it by a name: "
+                    "attach(\"optimizer\", optimizer), with a visit_state()"});
 }
-
-/// The steps that a scheduler has counted, which torch keeps to derived classes.
-struct StepsOf : optim::LRScheduler {
-  static unsigned& of(LRScheduler& scheduler) { return scheduler.*(&StepsOf::step_count_); }
-};
 
 View view_of(const OptimizerKind& kind, optim::Optimizer& optimizer, const at::Tensor& optimized) {
   const auto found =
@@ -165,9 +165,11 @@ bool is_kind_of_torch(const std::string& name) {
 OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Parameter*> parameters)
     : optimizer_(optimizer),
       kind_(&kind_of(optimizer)),
+      option_names_(kind_->option_names),
       parameters_(std::move(parameters)),
       optimized_(parameters_.size()),
       masks_(parameters_.size(), 0) {
+  option_names_.emplace_back(kGroup);
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     optim::OptimizerParamGroup& own = optimizer.param_groups()[group];
     const int64_t mask = kind_->mask(own.options());
@@ -191,28 +193,17 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
 
 std::string OptimizerState::kind() const { return kind_->name; }
 
-const std::vector<std::string>& OptimizerState::option_names() const { return kind_->option_names; }
-
 std::vector<std::vector<double>> OptimizerState::options() const {
   std::vector<std::vector<double>> all(parameters_.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
-    const std::vector<double> values = kind_->options(optimizer_.param_groups()[group].options());
+    std::vector<double> values = kind_->options(optimizer_.param_groups()[group].options());
+    values.push_back(static_cast<double>(group));
     for (const size_t parameter : groups_[group]) all[parameter] = values;
   }
   return all;
 }
 
 void OptimizerState::set_lr(size_t group, double lr) { optimizer_.param_groups()[group].options().set_lr(lr); }
-
-std::vector<int64_t> OptimizerState::scheduler_steps() const {
-  std::vector<int64_t> steps;
-  for (optim::LRScheduler* scheduler : schedulers_) steps.push_back(StepsOf::of(*scheduler));
-  return steps;
-}
-
-void OptimizerState::set_scheduler_steps(const std::vector<int64_t>& steps) {
-  for (size_t i = 0; i < schedulers_.size(); ++i) StepsOf::of(*schedulers_[i]) = static_cast<unsigned>(steps.at(i));
-}
 
 void OptimizerState::agree(Communicator& world) {
   const std::vector<int64_t> own = counts();

@@ -10,13 +10,15 @@
 #include "caravan/engine/training_state.h"
 
 namespace torch::optim {
-class LRScheduler;
 class Optimizer;
 }  // namespace torch::optim
 
 namespace caravan {
 
 struct OptimizerKind;
+
+/// The option that says in which group of the optimizer a parameter is.
+inline constexpr const char* kGroup = "group";
 
 /// Whether checkpoints name a kind of torch's optimizers so.
 bool is_kind_of_torch(const std::string& name);
@@ -37,19 +39,14 @@ class OptimizerState final : public StateOwner {
   /// load gives the optimizer of this rank those that it keeps.
   void walk(const Visit& visit) override;
 
-  /// The names of the options of this kind, "lr" first: {"lr", "momentum", ..}.
-  const std::vector<std::string>& option_names() const;
-  /// By parameter: the options of its group, a flag as 0 or 1; empty: not in this optimizer.
+  /// The names of the options of this kind, "lr" first, and kGroup: {"lr", "momentum", .., "group"}.
+  const std::vector<std::string>& option_names() const noexcept { return option_names_; }
+  /// By parameter: the options of its group, a flag as 0 or 1, and the number of the group; empty: not in this
+  /// optimizer.
   std::vector<std::vector<double>> options() const;
   /// The parameters of each group, in the order of the groups.
   const std::vector<std::vector<size_t>>& groups() const noexcept { return groups_; }
   void set_lr(size_t group, double lr);
-
-  /// `scheduler` is of the optimizer and outlives this.
-  void add_scheduler(torch::optim::LRScheduler& scheduler) { schedulers_.push_back(&scheduler); }
-  /// The steps that each scheduler has counted, in the order in which they were added.
-  std::vector<int64_t> scheduler_steps() const;
-  void set_scheduler_steps(const std::vector<int64_t>& steps);
 
  private:
   /// No steps done: the optimizer has no state of the parameter.
@@ -66,6 +63,7 @@ class OptimizerState final : public StateOwner {
 
   torch::optim::Optimizer& optimizer_;
   const OptimizerKind* kind_;
+  std::vector<std::string> option_names_;
   std::vector<Parameter*> parameters_;
   std::vector<at::Tensor> optimized_;  ///< by parameter: the tensor that the optimizer knows; undefined: none
   /// By parameter: the fields of OptimizerKind that it keeps by the options of its group, as bits; 0: not in this
@@ -75,7 +73,6 @@ class OptimizerState final : public StateOwner {
   std::vector<int64_t> agreed_masks_;
   std::vector<int64_t> agreed_counts_;
   std::vector<std::vector<size_t>> groups_;
-  std::vector<torch::optim::LRScheduler*> schedulers_;
 };
 
 }  // namespace caravan

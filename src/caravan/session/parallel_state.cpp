@@ -113,8 +113,12 @@ void ParallelModel::State::check_finite() {
   all_or_none(mesh.world(), check, "finite weights");
 }
 
-void ParallelModel::State::check_may_attach() const {
+void ParallelModel::State::check_no_checkpoint() const {
   if (!checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
+}
+
+void ParallelModel::State::check_may_attach() const {
+  check_no_checkpoint();
   if (optimizer != nullptr || own_optimizer != nullptr)
     refuse_model("attach", "the model has an optimizer", "attach one");
 }
@@ -227,6 +231,7 @@ ModuleCheckpoint& ParallelModel::State::checkpoint_in(const std::filesystem::pat
   if (!checkpoint) {
     checkpoint = own_optimizer != nullptr ? std::make_unique<ModuleCheckpoint>(run, engine, *own_optimizer)
                                           : std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
+    for (const auto& [name, each] : kept) checkpoint->add(name, each);
     for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
   }
   return *checkpoint;

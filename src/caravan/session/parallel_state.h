@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "caravan/base/memory/memory_counter.h"
@@ -48,6 +50,7 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   void check_finite();
 
   void check_may_attach() const;
+  void check_no_checkpoint() const;
   /// What torch::optim updates has memory, and no update is delayed.
   void check_in_memory(const char* op) const;
 
@@ -85,8 +88,10 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   torch::optim::Optimizer* optimizer = nullptr;
   Optimizer* own_optimizer = nullptr;
   std::vector<torch::optim::LRScheduler*> schedulers{};
-  std::map<std::filesystem::path, std::unique_ptr<ModuleCheckpoint>> checkpoints{};  ///< by run
-  std::map<std::filesystem::path, int64_t> last_steps{};                             ///< loaded or saved, by run
+  std::vector<std::pair<std::string, Kept>> kept{};                                     ///< what was attached by name
+  std::map<std::filesystem::path, std::unique_ptr<ModuleCheckpoint>> checkpoints{};     ///< by run
+  std::map<std::filesystem::path, int64_t> last_steps{};                                ///< loaded or saved, by run
+  std::map<std::filesystem::path, std::chrono::steady_clock::time_point> last_times{};  ///< the same
 };
 
 /// The same path for all ways to write a folder, whether it exists or not.

@@ -10,19 +10,13 @@
 #include "caravan/base/text.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/grad_norm.h"
+#include "caravan/session/cuts.h"
 #include "caravan/session/parallel_state.h"
 #include "caravan/session/technique_choice.h"
 #include "caravan/step/batch.h"
 #include "caravan/techniques/make_strategy.h"
 
 namespace caravan {
-namespace {
-
-/// The counter of a checkpoint with the steps of the model, where its progress counts something else, such as epochs.
-constexpr const char* kModelSteps = "model_steps";
-
-}  // namespace
-
 ParallelModel::ParallelModel(const Trainable& net, const Mesh& on, const std::vector<Technique>& techniques,
                              const ParallelOptions& given, at::Device device) {
   if (given.micro_batches < 1)
@@ -146,8 +140,6 @@ void ParallelModel::abandon_step() {
   state_->backward_watch.reset();
 }
 
-at::Tensor ParallelModel::operator()(const at::Tensor& input) { return forward({input}).at(0); }
-
 at::Tensor ParallelModel::evaluate(const at::Tensor& input) {
   State& state = *state_;
   state.check_whole_outputs("evaluate");
@@ -171,69 +163,18 @@ std::vector<at::Tensor> ParallelModel::parameters() const {
 }
 
 std::vector<at::Tensor> ParallelModel::whole_parameters() const {
-  const Mesh& mesh = state_->mesh;
-  const Strategy& strategy = state_->engine.strategy();
-  for (const Parameter* parameter : state_->engine.model().parameters()) {
-    for (const MeshAxis& axis : mesh.axes()) {
-      const bool is_pipeline = axis.name() == strategy.pipeline_axis;
-      if (axis.size() == 1 || is_pipeline || !parameter->requires_grad()) continue;
-      if (!parameter->sharded_layout().has(axis.name()) || !parameter->sharded_layout()[axis.name()].is_shard())
-        continue;
-      throw UsageError(
-          {"whole_parameters", parameter->name(),
-           fmt::format("is sharded over {} by {}, and the optimizer needs it whole", axis.name(), strategy.name),
-           mesh.where(), "use ddp(), which keeps parameters whole, or an element-wise optimizer"});
-    }
-  }
-  return parameters();
+  const auto cut = first_cut(state_->engine);
+  if (!cut) return parameters();
+  throw UsageError({"whole_parameters", cut->name,
+                    fmt::format("is sharded over {} by {}, and the optimizer needs it whole", cut->axis,
+                                state_->engine.strategy().name),
+                    state_->mesh.where(), "use ddp(), which keeps parameters whole, or an element-wise optimizer"});
 }
 
 double ParallelModel::clip_grad_norm(double max_norm) {
   const double norm = state_->norm_of_gradients();
   caravan::clip_grad_norm(state_->engine.state(), norm, max_norm);
   return norm;
-}
-
-void ParallelModel::attach(torch::optim::Optimizer& optimizer) {
-  state_->check_may_attach();
-  state_->check_in_memory("attach");
-  state_->optimizer = &optimizer;
-}
-
-void ParallelModel::attach(Optimizer& optimizer) {
-  state_->check_may_attach();
-  state_->own_optimizer = &optimizer;
-}
-
-void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
-  if (!state_->checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
-  if (state_->own_optimizer != nullptr) {
-    refuse_model("attach", "an optimizer of this library has no scheduler", "give its step() the learning rate");
-  }
-  state_->schedulers.push_back(&scheduler);
-}
-
-Progress ParallelModel::load(const std::filesystem::path& run) {
-  Progress progress = state_->checkpoint_in(run).load();
-  const auto steps = progress.counters.find(kModelSteps);
-  state_->step = steps == progress.counters.end() ? progress.step : steps->second;
-  if (steps != progress.counters.end()) progress.counters.erase(steps);
-  state_->last_steps[key_of_run(run)] = progress.step;
-  return progress;
-}
-
-SavedCheckpoint ParallelModel::save(const std::filesystem::path& run, const Progress& progress) {
-  const auto last = state_->last_steps.find(key_of_run(run));
-  const int64_t least = last == state_->last_steps.end() ? 0 : last->second;
-  if (progress.step < least) {
-    refuse_model("save", fmt::format("step {} comes before step {} of {}", progress.step, least, run.string()),
-                 "count on from what load() returns, or name another folder");
-  }
-  state_->check_finite();
-  Progress saved = progress;
-  if (progress.step != state_->step) saved.counters[kModelSteps] = state_->step;
-  state_->last_steps[key_of_run(run)] = progress.step;
-  return state_->checkpoint_in(run).save(saved);
 }
 
 Module& ParallelModel::module() noexcept { return state_->engine.model(); }

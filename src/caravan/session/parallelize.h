@@ -1,13 +1,17 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "caravan/engine/engine.h"
+#include "caravan/session/kept.h"
 #include "caravan/session/module_checkpoint.h"
 #include "caravan/session/session.h"
 #include "caravan/session/techniques.h"
@@ -32,6 +36,18 @@ struct ParallelOptions {
   bool has_static_shapes = true;
   Buffers buffers = Buffers::broadcast;  ///< of batch norm and its like
   std::optional<uint64_t> seed{};        ///< of random numbers; default: that of the session, or 1
+};
+
+/// When save_if_due() saves; always when some rank was told to stop.
+struct SaveWhen {
+  int64_t steps = 0;      ///< at every step that is a multiple of it; 0: none
+  double minutes = 0;     ///< so long after the last load or save of this run, by the clock of rank 0; 0: never
+  int64_t last_step = 0;  ///< at this step, the last of the run; 0: not known
+};
+
+struct DueSave {
+  std::optional<SavedCheckpoint> saved{};  ///< nothing: no save was due
+  bool stop = false;                       ///< leave the loop: some rank was told to, and this step is saved
 };
 
 /// A model under some techniques: see parallelize().
@@ -67,7 +83,12 @@ class ParallelModel {
   /// Forgets the forwards of a step that got no backward, because of an exception or a batch that is skipped. Every
   /// rank calls it; the next forward begins the step again.
   void abandon_step();
-  at::Tensor operator()(const at::Tensor& input);
+  /// Of one tensor, or of a list: model({x, mask}).
+  template <std::same_as<at::Tensor> T>
+  at::Tensor operator()(const T& input) {
+    return forward({input}).at(0);
+  }
+  Tensors operator()(Tensors inputs) { return forward(std::move(inputs)); }
   /// A forward without gradients, also through the stages of a pipeline, whose last one sends its output to the others.
   /// Every rank calls it.
   at::Tensor evaluate(const at::Tensor& input);
@@ -88,11 +109,20 @@ class ParallelModel {
   void attach(torch::optim::Optimizer& optimizer);
   void attach(Optimizer& optimizer);
   void attach(torch::optim::LRScheduler& scheduler);
+  /// Whatever else goes on where it was, by a name: numbers, texts, tensors, generators, samplers, types with save and
+  /// load, and an optimizer of one's own. See Kept; it outlives the model. Throws UsageError for a name that is taken
+  /// or has other characters than letters, digits, - and _; and where parameters are sharded, for an optimizer that
+  /// needs whole ones or does not say that it does not.
+  void attach(const std::string& name, Kept kept);
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);
   /// Saves a checkpoint in `run`, where the newest two stay. Every rank calls it, between steps. Throws NumericsError
   /// for weights that are not finite, and UsageError for a step before the last one that was loaded or saved there.
   SavedCheckpoint save(const std::filesystem::path& run, const Progress& progress);
+  /// Saves if that is due, and not twice the same step. Every rank calls it after every step, with the same arguments,
+  /// in place of Session::should_stop(): a request that comes between the two would end the loop without a save. Sends
+  /// 16 bytes. The first call takes over the signals, as should_stop() does. Throws as save().
+  DueSave save_if_due(const std::filesystem::path& run, const Progress& progress, const SaveWhen& when);
 
   Module& module() noexcept;
   Engine& engine() noexcept;

@@ -17,6 +17,7 @@
 #include "caravan/comm/store/startup.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/comm/world.h"
+#include "caravan/session/stop_request.h"
 
 namespace caravan {
 namespace {
@@ -138,9 +139,11 @@ at::Tensor rows_of(const at::Tensor& batch, const Mesh& mesh) {
   return batch.tensor_split(dp.size())[static_cast<size_t>(dp.coord())];
 }
 
-bool Session::should_stop() const {
+bool stop_is_requested() {
   static const StopSignal signal;
-  return sum(signal.requested() ? 1.0 : 0.0) > 0;
+  return signal.requested();
 }
+
+bool Session::should_stop() const { return sum(stop_is_requested() ? 1.0 : 0.0) > 0; }
 
 }  // namespace caravan

@@ -37,11 +37,12 @@ void monitored_barrier(C10dQueue& queue, int rank, int size, milliseconds timeou
     }
   }
   if (missing.empty()) return;
-  const CommError error({.op = call.method.name,
-                         .fact = fmt::format("rank{} {} of {} did not join within {} s", missing.size() == 1 ? "" : "s",
-                                             join(missing), size, std::chrono::duration<double>(limit).count()),
-                         .where = fmt::format("rank {}", rank),
-                         .action = "see what those ranks do instead"});
+  const CommError error(
+      {.op = call.method.name,
+       .fact = fmt::format("Timed out: rank{} {} of {} did not join within {} s", missing.size() == 1 ? "" : "s",
+                           join(missing), size, std::chrono::duration<double>(limit).count()),
+       .where = fmt::format("rank {}", rank),
+       .action = "see what those ranks do instead"});
   queue.abort(error.what());
   throw error;
 }

@@ -162,7 +162,7 @@ void C10dQueue::poll_until_done(C10dWork& work, milliseconds limit, Lock& lock) 
     if (Clock::now() - begin >= (is_limited ? limit : timeout_)) {
       if (!is_limited) return fail_late(work);
       throw CommError({.op = work.name(),
-                       .fact = fmt::format("not complete within the {} s given to wait()",
+                       .fact = fmt::format("Timed out: not complete within the {} s given to wait()",
                                            std::chrono::duration<double>(limit).count()),
                        .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
                        .action = "wait again; the operation continues"});
@@ -177,11 +177,11 @@ void C10dQueue::poll_until_done(C10dWork& work, milliseconds limit, Lock& lock) 
 /// Ends a recv from any source, for which the communicator has no time-out.
 void C10dQueue::fail_late(C10dWork& work) {
   if (!messages_->takes_any(work)) return;
-  const CommError error(
-      {.op = work.name(),
-       .fact = fmt::format("no message arrived within {} s", std::chrono::duration<double>(timeout_).count()),
-       .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
-       .action = "send one, or raise the time-out of the process group"});
+  const CommError error({.op = work.name(),
+                         .fact = fmt::format("Timed out: no message arrived within {} s",
+                                             std::chrono::duration<double>(timeout_).count()),
+                         .where = fmt::format("rank {} of {}", communicator().rank(), communicator().size()),
+                         .action = "send one, or raise the time-out of the process group"});
   messages_->fail(work, std::make_exception_ptr(error));
   abort(error.what());
 }

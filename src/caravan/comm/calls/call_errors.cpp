@@ -77,8 +77,8 @@ std::exception_ptr left_error(const GroupInfo& group, const Descriptor& call, st
 std::exception_ptr late_error(const GroupInfo& group, const Descriptor& call, std::span<const int> ranks,
                               std::chrono::milliseconds timeout, const std::function<LateRank(int rank)>& look) {
   ErrorText text = error_text(group, call,
-                              fmt::format("{} of {} did not join within {} s", ranks_text(group, ranks), group.size,
-                                          std::chrono::duration<double>(timeout).count()),
+                              fmt::format("Timed out: {} of {} did not join within {} s", ranks_text(group, ranks),
+                                          group.size, std::chrono::duration<double>(timeout).count()),
                               "find out what delays the missing ranks, or raise the time-out of the communicator");
   for (size_t i = 0; i < ranks.size() && i < kMaxNamed && look; ++i) {
     const LateRank late = look(ranks[i]);

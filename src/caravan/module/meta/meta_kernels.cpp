@@ -21,6 +21,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include "caravan/base/numeric/simd.h"
 #include "caravan/module/meta/product_workspace.h"
 
 namespace caravan {
@@ -226,9 +227,10 @@ int64_t at_dim(const std::vector<int64_t>& of_dims, size_t dim) {
   return of_dims.size() == 1 ? of_dims[0] : of_dims[dim];
 }
 
-/// Elements of a copy in oneDNN's layout, which it makes of some operands: channels in blocks of 16.
+/// Elements of a copy in oneDNN's layout, which it makes of some operands: channels in blocks of a vector.
 int64_t in_blocks(const at::Tensor& x, bool is_weight = false) {
-  const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
+  const int64_t block = simd::detected_isa() >= simd::Isa::avx512 ? 16 : 8;
+  const auto padded = [block](int64_t channels) { return (channels + block - 1) / block * block; };
   const int64_t channels = std::max<int64_t>(x.size(0) * x.size(1), 1);
   return x.numel() / channels * (is_weight ? padded(x.size(0)) : x.size(0)) * padded(x.size(1));
 }
