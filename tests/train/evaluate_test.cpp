@@ -10,6 +10,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/data/windows/sampler.h"
+#include "caravan/data/windows/token_file.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "tests/data/support.h"
 #include "tests/mesh/refusal.h"

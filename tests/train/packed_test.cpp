@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/numeric/random.h"
 #include "caravan/comm/record.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/step/batch.h"
+#include "caravan/train/dataset/task_dataset.h"
 #include "caravan/train/evaluation/evaluate.h"
 #include "caravan/train/folder/run_state.h"
 #include "tests/train/tiny_run.h"
@@ -14,6 +16,7 @@
 namespace caravan::testing::packed_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// A text of documents of 1 to 12 tokens or so, some longer than a sequence of 8.
@@ -56,16 +59,11 @@ struct Apart {
   }
 };
 
-/// Documents that share a row give the same loss and gradients as separate ones.
-TEST_P(Packed, DocumentsMatchSeparateOnes) {
-  const Recipe made = recipe("none", {"model.dropout=0"});
-  const Dataset data = open_dataset(made.data, runs_.folders());
-  const TrainWindows windows = data.train_windows(8, 3);
-  const TrainBatch batch = make_batch(windows, 72, 36);
+/// The documents of a batch in fp64, together and each in a row of its own: the sums of losses and gradients.
+void expect_like_separate_ones(const Recipe& made, const Dataset& data, const TrainBatch& batch) {
   const Apart apart(batch.ids, batch.labels, batch.documents);
-  ASSERT_GT(apart.ids.size(), 45U);
+  ASSERT_GT(std::ssize(apart.ids), batch.ids.size(0) * 5 / 4);
   EXPECT_EQ(batch.num_targets, batch.labels.ne(kIgnoredLabel).sum().item<int64_t>());
-  EXPECT_LT(batch.num_targets, 36 * 8);
   Model model(model_config(made, data.tokenizer));
   const Mesh mesh = Mesh::create(make_record_world(0, 1), {{"dp", 1}});
   model.materialise(mesh, {}, {.seed = 5, .allocate = [](const Parameter&, const std::vector<int64_t>& shape) {
@@ -92,6 +90,15 @@ TEST_P(Packed, DocumentsMatchSeparateOnes) {
   EXPECT_NEAR(loss.item<double>() / want, 1, 1e-12);
   const auto [far, worst] = distance(got, gradients());
   EXPECT_LE(far, 1e-10) << worst;
+}
+
+/// Documents that share a row give the same loss and gradients as separate ones.
+TEST_P(Packed, DocumentsMatchSeparateOnes) {
+  const Recipe made = recipe("none", {"model.dropout=0"});
+  const Dataset data = open_dataset(made.data, runs_.folders());
+  const TrainBatch batch = make_batch(data.train_windows(8, 3), 72, 36);
+  EXPECT_LT(batch.num_targets, 36 * 8);
+  expect_like_separate_ones(made, data, batch);
 }
 
 /// Rows, labels, positions, documents and the count of targets equal those of one rank, for every split.
@@ -177,12 +184,169 @@ TEST_P(Packed, NeedsATokenThatEndsDocuments) {
   const Recipe made = runs_.recipe(GetParam(), "none", {"data.pack=documents"});  // bytes
   EXPECT_THAT(message_of<UsageError>([&] { open_dataset(made.data, runs_.folders()); }),
               HasSubstr("the tokenizer has none"));
+  const Recipe filled = runs_.recipe(GetParam(), "none", {"data.fill=best_fit"});
+  EXPECT_THAT(message_of<UsageError>([&] { open_dataset(filled.data, runs_.folders()); }),
+              AllOf(HasSubstr("data.fill"), HasSubstr("data.fill = \"stream\"")));
+}
+
+/// Shards have documents of their own; ranks and accumulation do not change the rows.
+TEST_P(Packed, StreamedWholeDocumentsTrainLikeOneRank) {
+  const auto run = [&](int ranks, int accumulation) {
+    const std::string dir = "streamed" + std::to_string(ranks);
+    TrainOptions options{.recipe = recipe(dir, {"data.streaming=true", "data.fill=best_fit", "train.steps=6",
+                                                micro_batch(ranks, accumulation), "model.context=16"}),
+                         .folders = runs_.folders()};
+    options.folders.shard_bytes = 700;
+    options.folders.cache = runs_ / ("cache-" + dir);
+    train_on(ranks, options);
+    return losses(runs_ / dir);
+  };
+  const std::vector<double> want = run(1, 1);
+  ASSERT_EQ(want.size(), 6U);
+  for (const auto& got : {run(2, 3), run(3, 1)}) {
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i] / want[i], 1, 1e-5) << i;
+  }
+}
+
+/// Chats of one to three turns, 5 to 99 bytes and as many tokens, in rows of 32.
+class WholeChats : public ::testing::TestWithParam<Architecture> {
+ protected:
+  WholeChats() {
+    write_file(runs_ / "chat.jinja",
+               "{% for m in messages %}{% if m.role != 'assistant' %}u{{ m.content }}{% else %}a{{ m.content }}."
+               "{% endif %}{% endfor %}{% if add_generation_prompt %}a{% endif %}");
+    write_file(runs_ / "chats.jsonl", lines(120, 1));
+    write_file(runs_ / "more.jsonl", lines(50, 2));
+  }
+  Recipe recipe(const std::string& dir, std::vector<std::string> set = {}) const {
+    const std::vector<std::string> common{
+        "data.text=chats.jsonl", "data.format=chat",
+        "data.pack=documents",   "model.context=32",
+        "model.dropout=0",       "train.global_batch=12",
+        "train.steps=6",         "data.chat_template=" + (runs_ / "chat.jinja").string()};
+    set.insert(set.begin(), common.begin(), common.end());
+    return runs_.recipe(GetParam(), dir, set);
+  }
+  TrainOptions options(const std::string& dir, std::vector<std::string> set = {}) const {
+    return {.recipe = recipe(dir, std::move(set)), .folders = runs_.folders()};
+  }
+  /// Stops after three steps and resumes with `again`.
+  void run_twice(TrainOptions first, TrainOptions again) const {
+    first.stop_after = 3;
+    train_on(2, first);
+    again.resume = true;
+    train_on(2, again);
+  }
+
+  const TinyRuns runs_;
+
+ private:
+  static std::string lines(int count, uint64_t seed) {
+    const RandomStream random(seed, "chats");
+    const std::string letters = "the whale and the sea and the ship of Ahab and Ishmael ";
+    uint64_t drawn = 0;
+    const auto words = [&](uint32_t most) {
+      const uint32_t first = random.bits(drawn++) % 25;
+      return letters.substr(first, 1 + random.bits(drawn++) % most);
+    };
+    std::string all;
+    for (int i = 0; i < count; ++i) {
+      all += R"({"messages": [)";
+      for (int turn = i % 3; turn >= 0; --turn) {
+        const std::string question = words(12);
+        const std::string answer = words(18);
+        all += R"({"role": "user", "content": ")" + question + R"("}, {"role": "assistant", "content": ")" + answer +
+               R"("})" + (turn > 0 ? ", " : "]}\n");
+      }
+    }
+    return all;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, WholeChats, ::testing::Values(Architecture::gpt2(), Architecture::llama()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(WholeChats, MatchSeparateOnes) {
+  const Recipe made = recipe("none");
+  const Dataset data = open_dataset(made.data, runs_.folders());
+  const auto rows = train_rows(data, made.data, row_settings(made), 3);
+  ASSERT_NE(rows->whole_documents(0), nullptr) << "the default of chats";
+  EXPECT_GT(rows->whole_documents(0)->counts().cut, 5);
+  const TrainBatch batch = make_batch(*rows, 3, 16);
+  ASSERT_TRUE(batch.documents.defined());
+  EXPECT_GT(batch.ids.eq(0).sum().item<int64_t>(), 5) << "padding";
+  expect_like_separate_ones(made, data, batch);
+}
+
+/// Losses, and the step of plain descent: the gradient.
+TEST_P(WholeChats, HaveTheSameGradientsInEveryArrangement) {
+  const auto run = [&](int ranks, const std::string& dir, const std::vector<std::string>& more) {
+    train_on(ranks,
+             options(dir, together({{"train.steps=1", "optimizer.kind=sgd", "optimizer.schedule=constant",
+                                     "optimizer.warmup_steps=0", "optimizer.clip_norm=0", "optimizer.weight_decay=0"},
+                                    more})));
+    return checkpoint_tensors(runs_ / dir);
+  };
+  const auto before = run(1, "before", {"optimizer.lr=0"});
+  const auto step_of = [&](std::map<std::string, at::Tensor> tensors) {
+    for (auto& [name, tensor] : tensors) tensor = tensor - before.at(name);
+    return tensors;
+  };
+  const auto want = step_of(run(1, "one", {"optimizer.lr=5"}));
+  for (const std::string axis : {"mesh.dp=2", "mesh.cp=2", "mesh.pp=2", "mesh.tp=2"}) {
+    const auto [far, worst] = distance(step_of(run(2, axis, {"optimizer.lr=5", axis})), want);
+    EXPECT_LE(far, 1e-5) << axis << ": " << worst;
+    EXPECT_NEAR(losses(runs_ / axis).front() / losses(runs_ / "one").front(), 1, 1e-5) << axis;
+  }
+}
+
+/// In the middle of an epoch, of a text and of a mixture.
+TEST_P(WholeChats, AResumedRunEqualsAnUninterruptedOne) {
+  for (const std::string dir : {"text", "mixture"}) {
+    const auto of = [&](const std::string& part) {
+      TrainOptions made = options(dir + part);
+      if (dir == "text") return made;
+      made.recipe.data.text = Recipe{}.data.text;
+      made.recipe.locations.erase("data.text");
+      made.recipe.data.sources = {{.path = "chats.jsonl", .weight = 2}, {.path = "more.jsonl"}};
+      return made;
+    };
+    train_on(2, of("whole"));
+    run_twice(of("parts"), of("parts"));
+    EXPECT_EQ(log_lines(runs_ / (dir + "parts")), log_lines(runs_ / (dir + "whole")));
+    EXPECT_EQ(
+        first_difference(checkpoint_tensors(runs_ / (dir + "parts")), checkpoint_tensors(runs_ / (dir + "whole"))), "");
+  }
+}
+
+/// A run from before data.fill existed has windows, and keeps them, whichever recipe resumes it.
+TEST_P(WholeChats, ARunOfWindowsKeepsThem) {
+  train_on(2, options("whole", {"data.fill=stream"}));
+  const TrainOptions windows = options("parts", {"data.fill=stream"});
+  run_twice(windows, options("parts"));
+  EXPECT_EQ(log_lines(runs_ / "parts"), log_lines(runs_ / "whole"));
+  std::string old = read_file(runs_ / "parts/recipe.toml");
+  const std::string line = "fill = \"stream\"\n";
+  ASSERT_NE(old.find(line), std::string::npos);
+  write_file(runs_ / "parts/recipe.toml", old.erase(old.find(line), line.size()));
+  EXPECT_FALSE(load_recipe(runs_ / "parts/recipe.toml", {}).data.fills_best());
+  EXPECT_TRUE(parse_recipe(old, "copied.toml").data.fills_best()) << "a new run";
+  TrainOptions other = options("parts", {"data.fill=best_fit", "train.steps=8"});
+  other.resume = true;
+  EXPECT_THAT(message_of<UsageError>([&] { train_on(1, other); }),
+              HasSubstr("data.fill: is \"best_fit\", but the run was trained with \"stream\""));
 }
 
 TEST(PackKeys, AreCheckedAndBelongTogether) {
   EXPECT_TRUE(parse_recipe("", "r", {"data.pack=documents"}).data.packs_documents());
   EXPECT_EQ(parse_recipe("", "r", {"data.pack=documents", "data.positions=continue"}).data.positions, "continue");
   EXPECT_THAT(message_of<UsageError>([] { parse_recipe("", "r", {"data.pack=document"}); }), HasSubstr("'documents'"));
+  EXPECT_FALSE(parse_recipe("", "r").data.fills_best());
+  EXPECT_TRUE(parse_recipe("", "r", {"data.format=chat"}).data.fills_best());
+  EXPECT_THAT(to_toml(parse_recipe("", "r", {"data.format=chat"})), HasSubstr("fill = \"best_fit\""));
+  EXPECT_FALSE(parse_recipe("", "r", {"data.format=chat", "data.fill=stream"}).data.fills_best());
+  EXPECT_TRUE(parse_recipe("", "r", {"data.fill=best_fit"}).data.fills_best());
+  EXPECT_THAT(message_of<UsageError>([] { parse_recipe("", "r", {"data.fill=best"}); }), HasSubstr("'best_fit'"));
   EXPECT_THAT(message_of<UsageError>([] { parse_recipe("", "r", {"data.positions=restart"}); }),
               HasSubstr("data.pack = \"documents\" only"));
 }

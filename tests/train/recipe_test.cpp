@@ -130,6 +130,14 @@ TEST(Recipe, LayersAreInTilesByPatterns) {
   EXPECT_EQ(parse_recipe(to_toml(recipe), "r").tiling, recipe.tiling) << "is printed as it is read";
 }
 
+TEST(Recipe, ChatsThatAreCutAreNoted) {
+  const std::vector<std::string> chats{"data.format=chat", "train.steps=100"};
+  EXPECT_TRUE(recipe_notes(parse_recipe("", "r", chats)).empty());
+  std::vector<std::string> cut = chats;
+  cut.emplace_back("data.fill=stream");
+  EXPECT_THAT(join(recipe_notes(parse_recipe("", "r", cut))), HasSubstr("\"best_fit\" keeps chats whole"));
+}
+
 TEST(Recipe, ARunThatEndsBeforeUpdatesAreDelayedIsNoted) {
   const std::vector<std::string> delayed{"offload.optimizer=host", "offload.delayed_update=true", "train.steps=40",
                                          "optimizer.warmup_steps=2"};
@@ -239,8 +247,21 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\none_norm = true", "not parallel", "r.toml:2"},
       {"[moe]\nexperts = 4\ndense_hidden = 8", "moe.dense_layers only", "r.toml:3"},
       {"[model]\nkind = \"qwen2_moe\"", "moe.shared_gate", "set moe.shared to its width"},
+      {"[optimizer]\nschedule = \"piecewise\"", "optimizer.points: has no points", "r.toml:2", "give some"},
+      {"[optimizer]\nschedule = \"piecewise\"\npoints = [[0, 1], [2]]", "not [STEP, NUMBER]", "r.toml:3"},
+      {"[optimizer]\nschedule = \"piecewise\"\npoints = [[0.5, 1]]", "not [STEP, NUMBER]", "r.toml:3"},
+      {"[optimizer]\nschedule = \"piecewise\"\npoints = [0, 1]", "is not a list of [STEP, NUMBER]", "r.toml:3"},
+      {"[optimizer]\nschedule = \"inverse_sqrt\"", "'inverse_sqrt' is \"inverse_square_root\""},
+      {"[[optimizer.groups]]\nparameter = [\"a\"]\nlr_factor = 2", "not {parameters = [NAMES]", "optimizer.groups"},
+      {"[[optimizer.groups]]\nparameters = [3]", "not {parameters = [NAMES]"},
+      {"[[optimizer.groups]]\nparameters = []", "not {parameters = [NAMES]"},
+      {"[[optimizer.groups]]\nparameters = \"\"", "names a parameter"},
+      {"[[optimizer.groups]]\nparameters = \"a\"\nlr_factor = -1", "lr_factor -1 is too small"},
+      {"[[optimizer.groups]]\nparameters = \"a\"\nweight_decay = -1", "weight_decay -1 is too small"},
+      {"[optimizer]\ngroups = [\"a\"]", "is not a list of {parameters", "r.toml:2"},
+      {"[optimizer]\nskip_spikes = -1", "skip_spikes: -1 is too small"},
       {"[optimizer]\nmomentum = 0.5", "optimizer.kind = \"sgd\" only", "r.toml:2", "leave it out"},
-      {"[optimizer]\nkind = \"sgd\"\nbeta1 = 0.5", "optimizer.kind = \"adamw\" only", "r.toml:3"},
+      {"[optimizer]\nkind = \"sgd\"\nbeta1 = 0.5", "optimizer.kind = \"adamw\", \"muon\", \"lion\" only", "r.toml:3"},
   };
   for (const auto& parts : cases) {
     const std::string message = refusal(parts.front());
@@ -278,7 +299,8 @@ TEST(Recipe, SplitsFitTheModelTheRanksAndTheBatch) {
   };
   const std::string kind = "tensor_parallel.kind=";
   const std::vector<Case> cases{
-      {{"mesh.tp=4"}, 4, {"4 ranks cannot share 6 heads equally", "use 2 or 3 or 6", "--set mesh.tp=4"}},
+      {{"mesh.tp=8"}, 8, {"8 ranks share 6 heads", "use 2 or 3 or 4 or 5 or 6", "--set mesh.tp=8"}},
+      {{"mesh.tp=4", "model.kv_heads=3"}, 4, {"4 ranks cannot share 6 heads of 3 groups"}},
       {{"mesh.tp=2"}, 5, {"5 ranks are started, not a multiple of 2", "--ranks 6"}},
       {{"mesh.tp=2", "mesh.dp=3"}, 4, {"dp 3 x tp 2 = 6 ranks, but 4 are started", "--ranks 6"}},
       {{"mesh.tp=3", kind + "2d"}, 3, {"3 ranks are not a square", "do: use 4"}},
@@ -394,7 +416,7 @@ double any_real(double low, double high) {
 }
 
 /// Where an entry of the build reads the key.
-void set_if_known(Setting& setting, const std::string& key, double value) {
+void set_if_known(Setting& setting, const std::string& key, const RecipeValue& value) {
   if (!names_with_key(setting.family().name, key).empty()) setting.set(key, value);
 }
 
@@ -421,7 +443,13 @@ Recipe any_recipe() {
   recipe.optimizer.rate.lr = any_real(0, 1e6) * 1e-9;
   set_if_known(recipe.optimizer.rate.schedule, "final_lr_fraction", any_real(0, 1));
   set_if_known(recipe.optimizer.rate.schedule, "decay_fraction", any_real(0, 1));
+  set_if_known(recipe.optimizer.rate.schedule, "points", std::vector<StepPoint>{{0, any_real(0, 1)}, {9, 0.5}});
   recipe.optimizer.clip_norm = any_real(0, 10);
+  recipe.optimizer.skip_spikes = any_real(0, 10);
+  if (*rc::gen::arbitrary<bool>()) {
+    recipe.optimizer.groups = {{.parameters = {any_text() + "x", "*.y"}, .lr_factor = any_real(0, 9)},
+                               {.parameters = {"z"}, .weight_decay = any_real(0, 9)}};
+  }
   set_if_known(recipe.optimizer.kind, "momentum", any_real(0, 0.99));
   set_if_known(recipe.optimizer.kind, "beta2", any_real(0, 0.99));
   recipe.comm.check = *rc::gen::arbitrary<bool>();
@@ -430,6 +458,19 @@ Recipe any_recipe() {
   recipe.checkpoint.dir = any_text();
   recipe.sample.prompt = any_text();
   return recipe;
+}
+
+TEST(Recipe, GroupsAreTablesOrALine) {
+  const Recipe tables = parse_recipe(
+      "[optimizer]\nlr = 1\n[[optimizer.groups]]\nparameters = \"*.bias\"\nlr_factor = 2\n"
+      "[[optimizer.groups]]\nparameters = [\"a\", \"b\"]\nweight_decay = 0",
+      "r.toml");
+  const std::string line =
+      "[{parameters = [\"*.bias\"], lr_factor = 2.0}, {parameters = [\"a\", \"b\"], lr_factor = "
+      "1.0, weight_decay = 0.0}]";
+  EXPECT_EQ(to_toml(recipe_key("optimizer.groups").get(tables)), line);
+  EXPECT_EQ(parse_recipe("", "r.toml", {"optimizer.groups=" + line}).optimizer.groups, tables.optimizer.groups);
+  EXPECT_TRUE(parse_recipe("", "r.toml", {"optimizer.groups=[]"}).optimizer.groups.empty());
 }
 
 TEST(Recipe, RoundTrips) {

@@ -57,6 +57,17 @@ std::vector<ChangedKey> resume(const Checkpointed& before, const Recipe& now, co
                             .validation_hash = "2"});
 }
 
+/// Chats are whole by default, but were not in runs from before data.fill existed.
+TEST(ResumeCheck, AnOldRunOfChatsHasWindows) {
+  const std::vector<std::string> chats{"data.format=chat"};
+  Checkpointed old = checkpoint_of(chats, 5);
+  const std::string line = "fill = \"best_fit\"\n";
+  old.info.recipe.erase(old.info.recipe.find(line), line.size());
+  EXPECT_THAT(message_of<UsageError>([&] { resume(old, recipe_of(chats)); }),
+              HasSubstr("data.fill: is \"best_fit\", but the run was trained with \"stream\""));
+  EXPECT_TRUE(resume(old, recipe_of({"data.format=chat", "data.fill=stream"})).empty());
+}
+
 TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
   testing::needs({"adamw", "sgd"});
   const Checkpointed before = checkpoint_of({}, 5);

@@ -115,6 +115,39 @@ TEST_F(TaskDataset, ALabelThatTrainingLacksIsRefusedWithItsLine) {
               HasSubstr("text.txt: has no JSON lines"));
 }
 
+/// What rehearsals know without the data.
+TEST_F(TaskDataset, RowsHaveTheShapeThatTheRecipeTells) {
+  const std::string text = "data.text=" + (folder / "text.txt").string();
+  const std::string bert = "data.tokenizer=\"" + (folder / "bert/tokenizer.json").string() + "\"";
+  const std::vector<std::vector<std::string>> recipes{
+      {text},
+      {text, "data.pack=documents"},
+      {text, bert, "data.task=masked", "model.causal=false"},
+      {text, bert, "data.task=masked", "model.kind=bert", "model.tie_embeddings=true"},
+      {"data.task=classify"},
+      {"data.task=classify", "data.pair_field=other"},
+      {"data.task=classify", "data.pair_field=other", "model.kind=bert", "model.tie_embeddings=true"},
+      {"data.text=pairs.jsonl", "data.task=pairs"},
+      {"data.text=pairs.jsonl", "data.task=pairs", "model.kind=t5", "model.encoder_layers=2",
+       "model.source_context=12"},
+      {text, "data.task=spans", "model.kind=t5", "model.encoder_layers=2", "model.source_context=12",
+       "data.mask_rate=0.3"}};
+  for (std::vector<std::string> set : recipes) {
+    const std::string name = set.back();
+    set.insert(set.begin(), {"data.tokenizer=\"" + (folder / "tokenizer.json").string() + "\"",
+                             "data.text=records.jsonl", "model.context=8"});
+    const Recipe recipe = parse_recipe("", "test", set);
+    const Dataset dataset = open_dataset(recipe.data, folders());
+    const RowShape shape = train_rows(dataset, recipe.data, row_settings(recipe), 1)->shape();
+    const RowShape told = row_shape(recipe);
+    EXPECT_EQ(told.length, shape.length) << name;
+    EXPECT_EQ(told.num_sources, shape.num_sources) << name;
+    EXPECT_EQ(told.has_documents, shape.has_documents) << name;
+    EXPECT_EQ(told.has_positions, shape.has_positions) << name;
+    EXPECT_EQ(told.has_token_types, shape.has_token_types) << name;
+  }
+}
+
 TEST_F(TaskDataset, PairsOfBothKindsOfModels) {
   const auto decoder = open({"data.task=pairs", "data.text=pairs.jsonl"});
   EXPECT_EQ(filled(*decoder->validation, 0, 1).ids, (Ids{28, 70, 1, 80, 28, 0, 0, 0}));
@@ -214,6 +247,8 @@ TEST_F(TaskDataset, KeysOfOtherTasksAreRefused) {
                                                                                   {"masked", "format=chat"},
                                                                                   {"masked", "pack=documents"},
                                                                                   {"classify", "pack=documents"},
+                                                                                  {"masked", "fill=best_fit"},
+                                                                                  {"pairs", "fill=stream"},
                                                                                   {"pairs", "streaming=true"}}) {
     const std::string name = "data." + key.substr(0, key.find('='));
     EXPECT_THAT(refused({"data.task=" + task, "data." + key}), AllOf(HasSubstr(name), HasSubstr("with data.task = ")));

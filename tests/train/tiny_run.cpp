@@ -80,7 +80,8 @@ std::vector<std::string> log_lines(const std::filesystem::path& run) {
       EXPECT_EQ(line.erase(key), line.contains("resumed") ? 0U : 1U) << key;
     }
     line.erase("tiers");
-    line.erase("save_ms");    // of steps after a checkpoint
+    line.erase("save_ms");  // of steps after a checkpoint
+    line.erase("slowdown");
     line.erase("predicted");  // of the first step of each part of a run
     lines.push_back(line.dump());
   }

@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-constexpr std::array<std::string_view, 22> kColumns{"step",
+constexpr std::array<std::string_view, 24> kColumns{"step",
                                                     "loss",
                                                     "val_loss",
                                                     "val_bits_per_byte",
@@ -31,18 +31,24 @@ constexpr std::array<std::string_view, 22> kColumns{"step",
                                                     "peak_memory_bytes",
                                                     "loss_scale",
                                                     "skipped_steps",
+                                                    "skipped_spikes",
                                                     "largest_lead",
                                                     "predicted_memory_bytes",
                                                     "predicted_resident_bytes",
                                                     "model_flops_per_second",
                                                     "val_accuracy",
-                                                    "val_macro_f1"};
+                                                    "val_macro_f1",
+                                                    "val_loss_average"};
 
 /// The groups in which TensorBoard shows the numbers.
 std::string tag_of(std::string_view name) {
   if (name.starts_with("val_")) return "validation/" + std::string(name.substr(4));
   if (name.starts_with("bubble.")) return "pipeline/" + std::string(name);
   if (name.starts_with("experts.")) return "experts/" + std::string(name.substr(8));
+  if (name.starts_with("layers.")) {  // layers.blocks.0.norm: the curves of all layers beside each other
+    const size_t quantity = name.rfind('.');
+    return fmt::format("layer {}/{}", name.substr(quantity + 1), name.substr(7, quantity - 7));
+  }
   if (name.ends_with("_bytes")) return "memory/" + std::string(name);
   const bool is_speed = name.ends_with("_ms") || name.ends_with("_per_second") || name == "bytes_sent";
   return (is_speed ? "speed/" : "train/") + std::string(name);

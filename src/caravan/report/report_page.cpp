@@ -57,6 +57,29 @@ std::string memory_bars(const std::vector<std::pair<std::string, double>>& kinds
   return svg::document(kLeft + kWidest + 120, y + 4, body);
 }
 
+/// The quantities of layers that end so; of many layers some, evenly spread, with the first and the last.
+std::vector<std::string> curves_of_layers(const RunLog& log, const std::string& suffix) {
+  constexpr size_t kMost = 10;
+  std::vector<std::string> all;
+  for (const std::string& quantity : log.quantities()) {
+    if (quantity.starts_with("layers.") && quantity.ends_with(suffix)) all.push_back(quantity);
+  }
+  std::ranges::stable_sort(all, {}, [](const std::string& name) { return name.size(); });  // blocks.2 before blocks.10
+  if (all.size() <= kMost) return all;
+  std::vector<std::string> some;
+  for (size_t i = 0; i < kMost; ++i) some.push_back(all[i * (all.size() - 1) / (kMost - 1)]);
+  return some;
+}
+
+/// A row for each step with troubles.
+std::string troubles_of(const RunLog& log) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const MetricsLine& line : log.lines()) {
+    for (const std::string& trouble : line.troubles) rows.emplace_back(fmt::format("step {}", line.step), trouble);
+  }
+  return rows.empty() ? "" : "<h2>Troubles</h2>\n" + table_of(rows);
+}
+
 }  // namespace
 
 std::vector<Chart> charts_of(const RunLog& log, const std::string& axis) {
@@ -74,6 +97,11 @@ std::vector<Chart> charts_of(const RunLog& log, const std::string& axis) {
     if (quantity.starts_with("bubble.")) bubbles.push_back(quantity);
   }
   add("part of the step in which the rank of each stage waits", bubbles);
+  const std::pair<const char*, const char*> of_layers[] = {
+      {"norm of the weights, by layer", ".norm"},
+      {"norm of the gradient, by layer", ".grad_norm"},
+      {"update relative to the weights, by layer", ".update_ratio"}};
+  for (const auto& [title, suffix] : of_layers) add(title, curves_of_layers(log, suffix));
   return charts;
 }
 
@@ -93,6 +121,7 @@ std::vector<Chart> charts_of(const std::vector<RunLog>& logs, const std::vector<
 
 std::string report_page(const RunLog& log, const ReportFacts& facts) {
   std::string body = fmt::format("<h1>{}</h1>\n{}", svg::escaped(log.name()), table_of(facts.facts));
+  body += troubles_of(log);
   body += "<h2>Curves</h2>\n";
   body += to_svg(charts_of(log));
   if (!facts.memory.empty()) body += "<h2>Memory of a rank</h2>\n" + memory_bars(facts.memory);

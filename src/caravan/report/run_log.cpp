@@ -31,6 +31,9 @@ MetricsLine line_of(const nlohmann::json& json) {
   MetricsLine line{.step = json.at("step").get<int64_t>()};
   if (json.contains("time")) line.seconds = parse_utc(json["time"].get<std::string>());
   line.host = json.value("host", "");
+  for (const char* trouble : {"spike", "slowdown"}) {
+    if (json.contains(trouble) && json[trouble].is_string()) line.troubles.push_back(json[trouble].get<std::string>());
+  }
   for (const auto& [key, value] : json.items()) take_numbers(line.numbers, key, value);
   return line;
 }

@@ -15,6 +15,7 @@ struct MetricsLine {
   double seconds = -1;  ///< since 1970; -1: the line has no time
   std::string host{};
   std::map<std::string, double> numbers{};
+  std::vector<std::string> troubles{};  ///< of this step: StepMetrics::spike and slowdown
 };
 
 /// Throws what nlohmann::json throws, or DataError, for text that is not a line of a log.

@@ -20,7 +20,9 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.overlap = recipe.comm.overlap;
   choice.offload = recipe.offload;
   choice.chunks = recipe.chunks;
-  choice.waits_for_norm = recipe.optimizer.clip_norm > 0 || recipe.precision.scales_loss();
+  choice.waits_for_norm = recipe.optimizer.clip_norm > 0 || recipe.precision.scales_loss() ||
+                          recipe.optimizer.skip_spikes > 0 ||
+                          recipe.log.tensors > 0;  // which compares the weights before and after
   if (recipe.pipeline.is_used()) {
     const bool has_costs = !unit_costs.of_units.empty();
     choice.stage_of_block =

@@ -43,8 +43,10 @@ Place open_place(const TrainOptions& options) {
   try {
     const CheckpointInfo info = Manifest::read(place.checkpoint).info;
     place.numerics = info.numerics;
-    const int64_t micro_batch = parse_recipe(info.recipe, place.checkpoint.string()).train.micro_batch;
+    const Recipe before = parse_recipe(info.recipe, place.checkpoint.string(), {}, RecipeWriter::run);
+    const int64_t micro_batch = before.train.micro_batch;
     if (micro_batch != kAutoMicroBatch) place.micro_batch = micro_batch;  // imported weights have no number
+    if (info.optimizer_steps > 0) place.fill = before.data.fills_best() ? "best_fit" : "stream";
   } catch (const DataError& error) {
     refuse_damaged(place.checkpoint, error);
   }
@@ -59,7 +61,13 @@ Place share_place(const TrainOptions& options, Communicator& world) {
       world, [&] { place = open_place(options); }, "run folder");
   place.folder = broadcast_text(world, place.folder.string(), 0, "run folder");
   place.checkpoint = broadcast_text(world, place.checkpoint.string(), 0, "checkpoint");
+  place.fill = broadcast_text(world, place.fill, 0, "data.fill");
   return place;
+}
+
+void keep_fill(Recipe& recipe, const Place& place) {
+  const bool is_default = !recipe.data.streaming && !recipe.locations.contains("data.fill");
+  if (is_default && !place.fill.empty()) recipe.data.fill = place.fill;
 }
 
 Recipe recipe_to_keep(const TrainOptions& options) {

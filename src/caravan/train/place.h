@@ -21,12 +21,16 @@ struct Place {
   std::optional<Numerics> numerics{};  ///< of the checkpoint, on rank 0
   int64_t micro_batch = 0;             ///< of the checkpoint's recipe, on rank 0; 0: none
   std::vector<std::string> notes{};    ///< on rank 0
+  std::string fill{};                  ///< data.fill of the checkpoint's recipe; "": none that a resume must keep
 };
 
 /// Opens the run folder on rank 0 and, for a resume, finds the checkpoint; every rank gets both paths, absolute. Every
 /// rank of `world` calls it. Throws on every rank as open_run_folder does, DataError for a damaged checkpoint, and
 /// UsageError for one that does not exist.
 Place share_place(const TrainOptions& options, Communicator& world);
+
+/// Takes data.fill from the run that is resumed, unless the recipe gives it: its default has changed.
+void keep_fill(Recipe& recipe, const Place& place);
 
 /// The recipe as the run keeps it: with absolute paths, so that it is independent of the current folder. Throws
 /// UsageError for a path that is not UTF-8.

@@ -5,7 +5,12 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/system/file.h"
+#include "caravan/base/text.h"
+#include "caravan/formats/huggingface/chat_files.h"
+#include "caravan/formats/huggingface/text_settings.h"
 #include "caravan/train/agreement.h"
+#include "caravan/train/place.h"
 
 namespace caravan {
 
@@ -30,7 +35,8 @@ Mesh agreed_mesh(const TrainOptions& options, const std::shared_ptr<Communicator
 }
 
 Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh) {
-  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options));
+  Dataset dataset = prepare_dataset(options.recipe.data, options.folders, mesh.world(), joint_work(options),
+                                    host_name(), options.recipe.model.context);
   check_same_data(mesh.world(), dataset);
   return dataset;
 }
@@ -39,11 +45,41 @@ std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int
   return make_stepper(stepper_inputs(state.trained(), recipe, num_micro_batches), recipe);
 }
 
+std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
+  const std::string& tokenizer = recipe.data.tokenizer;
+  if (tokenizer.empty() || tokenizer == "bytes") return with_own_template({}, recipe);
+  return with_own_template(read_tokenizer_files(std::filesystem::path(tokenizer).parent_path()), recipe);
+}
+
+std::map<std::string, std::string> with_own_template(std::map<std::string, std::string> files, const Recipe& recipe) {
+  const std::string& own = recipe.data.chat_template;
+  if (!own.empty()) files[kChatTemplateFile] = MappedFile(own, "data").text();
+  return files;
+}
+
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
   return {.train_hash = dataset.train_hash().hex(),
           .validation_hash = dataset.validation.tokens.info().content.hex(),
           .numerics = numerics,
           .class_names = dataset.class_names};
+}
+
+std::vector<std::string> source_notes(const InitSource& source, const std::vector<std::string>& left,
+                                      const std::vector<std::string>& classes) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> notes{"starts with the weights of " + shown(source.folder).string()};
+  if (!source.adapter.empty() && !classes.empty()) {
+    notes.push_back("lora.adapter does not name the classes of its head, if any: they are taken to be " +
+                    some_of(classes, kMost));
+  }
+  if (left.empty() && !classes.empty()) notes.push_back("keeps its head, of the classes " + some_of(classes, kMost));
+  if (left.empty()) return notes;
+  const bool have_classes = !source.tokens.classes.empty() && !classes.empty();
+  notes.push_back((have_classes ? fmt::format("its head is of the classes {}, not {}: ",
+                                              some_of(source.tokens.classes, kMost), some_of(classes, kMost))
+                                : "its head is of another task, or missing: ") +
+                  some_of(left, 4) + " are new");
+  return notes;
 }
 
 std::vector<std::string> start_notes(const NoteSources& of) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,7 +33,17 @@ Dataset agreed_dataset(const TrainOptions& options, const Mesh& mesh);
 /// make_stepper for the present `state`, with its checkpoint loaded. The state outlives the stepper.
 std::unique_ptr<Stepper> make_stepper(RunState& state, const Recipe& recipe, int64_t num_micro_batches);
 
+/// What is beside the file data.tokenizer: which of its tokens are special, and a chat template; that of
+/// data.chat_template comes before it.
+std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
+/// Text settings of a model that the run starts from, with the template of data.chat_template if it has one.
+std::map<std::string, std::string> with_own_template(std::map<std::string, std::string> files, const Recipe& recipe);
+
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics);
+
+/// What a run of these classes, or none, has taken from the model that it starts from; `left`: see load_weights.
+std::vector<std::string> source_notes(const InitSource& source, const std::vector<std::string>& left,
+                                      const std::vector<std::string>& classes);
 
 struct NoteSources {
   const Recipe& recipe;

@@ -23,16 +23,21 @@
 #include "caravan/train/balance/run_balance.h"
 #include "caravan/train/dataset/task_dataset.h"
 #include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/evaluation/validate.h"
 #include "caravan/train/folder/dump.h"
 #include "caravan/train/folder/expert_load.h"
 #include "caravan/train/folder/run_saves.h"
 #include "caravan/train/folder/run_state.h"
 #include "caravan/train/folder/run_trace.h"
+#include "caravan/train/folder/step_line.h"
 #include "caravan/train/model/offload_choice.h"
+#include "caravan/train/model/parameter_groups.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_checks.h"
 #include "caravan/train/run_setup.h"
+#include "caravan/train/watch/layer_norms.h"
+#include "caravan/train/watch/run_watch.h"
 
 namespace caravan {
 namespace {
@@ -44,6 +49,8 @@ double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
+int64_t longest_text(const ModelConfig& model) { return std::max(model.context, model.source_context); }
+
 bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 class Run {
@@ -54,7 +61,8 @@ class Run {
  private:
   bool is_first() const { return mesh_.rank() == 0; }
   MemoryPlan resolve_memory(Communicator& world);
-  void dump(const StepResult& result);
+  void inspect(const StepResult& result);
+  void watch(StepMetrics& metrics);
   StepMetrics advance();
   void evaluate_into(StepMetrics& metrics);
   void await_data();
@@ -73,7 +81,7 @@ class Run {
   void alone(const std::function<void()>& work) const;
   void announce(const ModelConfig& model);
   void resume();
-  void start_from(const InitSource& source);
+  void start_from(InitSource source);
   void write_trace();
   TrainObserver& observer() const { return *observer_; }
 
@@ -86,6 +94,7 @@ class Run {
   Place place_;
   Numerics numerics_;
   Dataset dataset_;
+  RowSettings row_settings_;
   std::unique_ptr<const TaskRows> train_rows_;
   std::unique_ptr<const ValidationRows> validation_rows_;
   MemoryPlan memory_;
@@ -93,6 +102,8 @@ class Run {
   RunBalance balance_;
   std::unique_ptr<RunState> state_;
   std::unique_ptr<Stepper> stepper_;
+  RunWatch watch_;
+  std::optional<LayerNormsOfStep> layers_{};  ///< with log.tensors
   std::unique_ptr<MetricsLog> log_;
   std::unique_ptr<MetricFiles> files_;  ///< null: none
   std::unique_ptr<RunSaves> saves_;
@@ -112,15 +123,17 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       observer_(options.observer != nullptr ? options.observer : &silent_),
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
-      dataset_(agreed_dataset(options, mesh_)),
-      train_rows_((fit_classes(recipe_, dataset_),
-                   train_rows(dataset_, recipe_.data, row_settings(recipe_), recipe_.train.seed))),
-      validation_rows_(validation_rows(dataset_, recipe_.data, row_settings(recipe_))),
+      dataset_((keep_fill(recipe_, place_), agreed_dataset(options, mesh_))),
+      row_settings_((fit_classes(recipe_, dataset_), row_settings(options.recipe, place_.checkpoint))),
+      train_rows_(train_rows(dataset_, recipe_.data, row_settings_, recipe_.train.seed)),
+      validation_rows_(validation_rows(dataset_, recipe_.data, row_settings_)),
       memory_(resolve_memory(*world)),
       plan_(plan_batch(recipe_, world->size())),
-      balance_(recipe_, plan_, mesh_) {
+      balance_(recipe_, plan_, mesh_),
+      watch_(mesh_, recipe_.optimizer.skip_spikes == 0) {
   balance_.fit_memory(memory_, recipe_, dataset_.tokenizer.vocab_size(), *world);
   const ModelConfig model = model_config(recipe_, dataset_.tokenizer);
+  check_groups(recipe_, model);
   check_targets(*validation_rows_, recipe_.train.eval_batches * recipe_.train.global_batch);
   // Creates a new folder only now: a failure above leaves none.
   if (!options.resumes()) {
@@ -141,7 +154,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   } else if (!options.recipe.train.init_from.empty()) {
     start_from(init_source(options.recipe));
   } else if (recipe_.model.lora.is_used()) {
-    place_.notes.push_back("only adapters are trained, of random weights: train.init_from gives others");
+    place_.notes.push_back("the weights under the adapters are random, and stay so: train.init_from gives others");
   }
   for (std::string& line : balance_.notes()) place_.notes.push_back(std::move(line));
   if (const std::string text = offload_text(recipe_, memory_.own); !text.empty()) place_.notes.push_back(text);
@@ -158,7 +171,10 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   if (state_->model().config().continues_texts()) check_sample(recipe_, dataset_.tokenizer);
   stepper_->start_at(state_->step, state_->clocks);
   state_->clocks = stepper_->clocks();
-  if (!options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& result) { dump(result); });
+  if (recipe_.log.tensors > 0) layers_.emplace(state_->engine());
+  if (layers_ || !options_.dump_dir.empty()) {
+    stepper_->set_inspect([this](const StepResult& result) { inspect(result); });
+  }
   on_rank_0(
       *world, [this] { open_logs(); }, "run folder");
   saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, *train_rows_, *world, observer());
@@ -183,6 +199,9 @@ void Run::open_logs() {
         fmt::format("a later checkpoint is now {}: remove it if you do not need it", shown(later).string()));
   }
   write_run_files(place_.folder, recipe_, dataset_.tokenizer);
+  if (!options_.resumes() && options_.recipe.train.init_from.empty()) {
+    write_text_files(place_.folder, tokenizer_files(recipe_), dataset_.tokenizer, longest_text(recipe_.model));
+  }
   if (options_.plan) write_plan(place_.folder, *options_.plan);
   log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
   log_->write_changes(state_->step, state_->changed_keys());
@@ -220,18 +239,23 @@ void Run::resume() {
   }
 }
 
-void Run::start_from(const InitSource& source) {
-  state_->start_from(source);
+void Run::start_from(InitSource source) {
+  source.keeps_head =
+      dataset_.class_names == source.tokens.classes || dataset_.class_names == classes_of_records(source.tokens);
+  const std::vector<std::string> left = state_->start_from(source);
   recipe_.data.tokenizer = (place_.folder / "tokenizer.json").string();  // the run's own copy
-  place_.notes.push_back("starts with the weights of " + shown(source.folder).string());
+  for (std::string& note : source_notes(source, left, dataset_.class_names)) place_.notes.push_back(std::move(note));
   const auto write = [&] {
-    write_text_files(place_.folder, read_text_files(source.text), dataset_.tokenizer, recipe_.model.context);
+    write_text_files(place_.folder, with_own_template(read_text_files(source.text), recipe_), dataset_.tokenizer,
+                     longest_text(recipe_.model));
   };
   on_rank_0(mesh_.world(), write, "text settings");
 }
 
-void Run::dump(const StepResult& result) {
-  if (!options_.dump_steps.contains(state_->step)) return;
+/// In a step, before its update.
+void Run::inspect(const StepResult& result) {
+  if (layers_ && is_due(state_->step + 1, recipe_.log.tensors)) layers_->before_update(result.loss_scale);
+  if (options_.dump_dir.empty() || !options_.dump_steps.contains(state_->step)) return;
   const int64_t rows = recipe_.train.global_batch;
   dump_step(options_.dump_dir, state_->step, *state_, make_batch(*train_rows_, state_->step * rows, rows), result);
 }
@@ -242,44 +266,37 @@ StepMetrics Run::advance() {
   const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
   const double waited = mesh_.wait_ms() + stepper_->wait_ms();
   const auto batch_of = [this](int64_t step) {
+    const auto timed = watch_.data();
     return make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
   };
   const StepReport report = stepper_->advance(next_due(recipe_, state_->step, end_), batch_of, options_.stop_requested);
   state_->step = stepper_->step();
   state_->clocks = stepper_->clocks();
   if (report.stop) end_ = state_->step;
-  const double ms = ms_since(begin);
   const auto steps = static_cast<double>(report.own_steps);
-  const int64_t context = train_rows_->shape().length;
-  StepMetrics metrics{.step = state_->step,
-                      .loss = report.loss,
-                      .grad_norm = report.grad_norm,
-                      .lr = state_->learning_rate().at(std::max<int64_t>(state_->step - 1, 0)),
-                      .tokens = report.total_rows * context,
-                      .step_ms = ms / steps,
-                      .tokens_per_second = static_cast<double>(report.rows * context) / ms * 1e3,
-                      .comm_ms = (mesh_.wait_ms() + stepper_->wait_ms() - waited) / steps,
-                      .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps,
-                      .peak_memory_bytes = MemoryCounter::current().peak_bytes(),
-                      .predicted_memory_bytes = memory_.own.peak.total(),
-                      .predicted_resident_bytes = memory_.resident_bytes,
-                      .loss_scale = report.loss_scale,
-                      .drain = report.drain,
-                      .time = utc_text(now_seconds())};
-  const MemoryCounter& memory = MemoryCounter::current();
-  if (memory_.own.host.total() > 0 || memory_.own.disk_bytes > 0) {
-    metrics.beyond = {memory.peak_bytes(Tier::host), memory_.own.host.total(), memory.peak_bytes(Tier::disk),
-                      memory_.own.disk_bytes};
+  StepMetrics metrics =
+      step_line(report,
+                {.step_ms = ms_since(begin) / steps,
+                 .comm_ms = (mesh_.wait_ms() + stepper_->wait_ms() - waited) / steps,
+                 .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps},
+                *state_, memory_, train_rows_->shape().length);
+  if (layers_ && is_due(state_->step, recipe_.log.tensors)) {
+    state_->optimizer().finish();
+    metrics.layers = layers_->after_update();
   }
-  metrics.model_flops_per_second = state_->model().config().flops_per_token(context) * metrics.tokens_per_second;
-  if (report.loss_scale) metrics.skipped_steps = state_->loss_scale()->num_skipped();
-  for (const double waited_ms : report.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);
-  const std::string host = host_name();
-  metrics.host = host.substr(0, host.find(' '));
   if (balance_.stepped(state_->step, metrics.step_ms - metrics.comm_ms)) {
     alone([&] { balance_.write(state_->step); });
   }
   return metrics;
+}
+
+/// Adds to the line of a step what is unusual about it.
+void Run::watch(StepMetrics& metrics) {
+  watch_.stepped(metrics);
+  if (!is_first()) return;
+  const char* skipped = recipe_.optimizer.skip_spikes > 0 ? " is skipped" : "";
+  if (!metrics.spike.empty()) observer().warned(fmt::format("step {}{}: {}", state_->step, skipped, metrics.spike));
+  if (!metrics.slowdown.empty()) observer().warned(fmt::format("step {}: {}", state_->step, metrics.slowdown));
 }
 
 /// Ends the run after this step; what is still due is done when it is resumed.
@@ -291,24 +308,19 @@ void Run::stop() {
 /// If stopped on request, the metrics get no validation loss.
 void Run::evaluate_into(StepMetrics& metrics) {
   observer().evaluating(state_->step);
-  const std::optional<Evaluation> result =
-      evaluate(state_->engine(), *validation_rows_,
-               {.rows = plan_.micro_batch,
-                .max_windows = recipe_.train.eval_batches * recipe_.train.global_batch,
-                .has_accuracy = recipe_.data.task.kind == "masked" || recipe_.data.task.kind == "classify",
-                .num_classes = static_cast<int64_t>(dataset_.class_names.size()),
-                .stop_requested = options_.stop_requested,
-                .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }});
-  if (!result) return stop();
-  metrics.val_loss = result->loss;
-  if (validation_rows_->text_bytes() > 0) metrics.val_bits_per_byte = result->bits_per_byte;
-  metrics.val_accuracy = result->accuracy;
-  metrics.val_macro_f1 = result->macro_f1;
+  const auto timed = watch_.rest();
+  const ValidationOptions how{
+      .rows = plan_.micro_batch,
+      .num_classes = static_cast<int64_t>(dataset_.class_names.size()),
+      .stop_requested = options_.stop_requested,
+      .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }};
+  if (!validate(*state_, recipe_, *validation_rows_, how, metrics)) stop();
 }
 
 /// With data.streaming: waits for the text of the steps that begin in the next advance(). If the text is bad, or a stop
 /// is requested meanwhile, the steps since the last checkpoint, which are valid, are saved first.
 void Run::await_data() {
+  const auto timed = watch_.data();
   const int64_t rows = recipe_.train.global_batch;
   const int64_t end = stepper_->end_of_begun(next_due(recipe_, state_->step, end_));
   try {
@@ -348,14 +360,17 @@ bool Run::has_sample(int64_t step) const {
 /// Every rank takes part in the forward passes. The first that holds the logits samples, and sends the token to the
 /// others; rank 0 shows the text. An interrupted text is not logged.
 void Run::sample() {
-  std::string sampled = recipe_.sample.prompt;
+  const auto timed = watch_.rest();
+  std::string sampled = recipe_.sample.prompt + (recipe_.model.has_encoder() ? "\n" : "");
   if (is_first()) observer().sampled(sampled);
   const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
                                  .top_k = recipe_.sample.top_k,
                                  .top_p = recipe_.sample.top_p,
                                  .seed = static_cast<uint64_t>(recipe_.train.seed)};
   const Prompt prompt{recipe_.sample.prompt, {.num_tokens = recipe_.sample.tokens, .sampling = sampling}};
-  Generator generator(TextModel(state_->engine()), dataset_.tokenizer);
+  SpecialTokens tokens = state_->tokens();
+  if (!tokens.begin) tokens.begin = dataset_.tokenizer.end_of_text();
+  Generator generator(TextModel(state_->engine()), dataset_.tokenizer, tokens);
   const std::vector<Continuation> made = generator.run({&prompt, 1}, [&](size_t, std::string_view text) {
     if (is_first()) observer().sampled(text);
     sampled += text;
@@ -440,16 +455,21 @@ void Run::go_on() {
 void Run::step_on() {
   const int64_t before = state_->step;
   if (dataset_.streamed) await_data();
-  saves_->poll();
+  {
+    const auto timed = watch_.saves();
+    saves_->poll();
+  }
   if (trace_) trace_->begin(before, stepper_->steps_at_once());
   StepMetrics metrics = advance();
+  watch(metrics);
   if (options_.plan) step_ms_.push_back(metrics.step_ms);
   if (trace_) trace_->end(state_->step);
   if (trace_ && trace_->is_over()) write_trace();
   const bool evaluates = evaluates_after(state_->step);
   if (evaluates) evaluate_into(metrics);
-  const bool is_logged =
-      evaluates || state_->step == end_ || before / recipe_.train.log_every < state_->step / recipe_.train.log_every;
+  const bool is_logged = evaluates || state_->step == end_ ||
+                         before / recipe_.train.log_every < state_->step / recipe_.train.log_every ||
+                         !metrics.layers.empty();
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
   // Counted once, since a walk over the state waits for the host's step. After the first step the state is complete.
@@ -469,6 +489,7 @@ void Run::step_on() {
     sample();
   }
   const bool is_best = saves_->improves(metrics);
+  const auto timed = watch_.saves();
   if (is_best || state_->step == end_ || is_due(state_->step, recipe_.checkpoint.every)) saves_->save(is_best);
 }
 

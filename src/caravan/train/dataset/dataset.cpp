@@ -10,8 +10,6 @@
 #include "caravan/base/text.h"
 #include "caravan/data/chat/chat_template.h"
 #include "caravan/data/files/record.h"
-#include "caravan/data/files/text_paths.h"
-#include "caravan/data/tokenizer/bpe_trainer.h"
 #include "caravan/data/windows/cache.h"
 #include "caravan/train/dataset/dataset_parts.h"
 
@@ -19,88 +17,6 @@ namespace caravan {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uint64_t kTrainerVersion = 1;  ///< increment when train_bpe produces different tokens for the same text
-
-/// The special tokens of a tokenizer that is trained for a task, besides the end of a text.
-std::vector<std::string> special_tokens_for(const TaskChoice& task) {
-  constexpr int kSentinels = 100;  // as T5 has
-  if (task.kind == "masked" || task.kind == "classify") return {"[PAD]", "[CLS]", "[SEP]", "[MASK]"};
-  if (task.kind == "next") return {};
-  std::vector<std::string> tokens{"<pad>"};
-  for (int i = 0; task.kind == "spans" && i < kSentinels; ++i) tokens.push_back(fmt::format("<extra_id_{}>", i));
-  return tokens;
-}
-
-fs::path trained_tokenizer_path(const std::vector<std::string_view>& text, int64_t vocabulary,
-                                const std::vector<std::string>& special, const fs::path& cache,
-                                DataObserver& observer) {
-  ContentHasher hasher;
-  hasher.update(kTrainerVersion);
-  hasher.update(static_cast<uint64_t>(vocabulary));
-  for (const std::string& token : special) hasher.update(token);
-  SecondPass hashing(observer);
-  for (const std::string_view part : text) {
-    hasher.update(static_cast<uint64_t>(part.size()));
-    in_pieces(part, hashing, [&](std::string_view piece) { hasher.update(piece); });
-  }
-  return cache / ("tokenizer-" + hasher.value().hex() + ".json");
-}
-
-Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, const Recipe::Data& data, const fs::path& cache,
-                            DataObserver& observer) {
-  const std::vector<std::string> special = special_tokens_for(data.task);
-  const fs::path path = trained_tokenizer_path(text, data.trained_vocabulary, special, cache, observer);
-  std::optional<Tokenizer> tokenizer;
-  const auto find = [&] {
-    const auto use = use_cache_file(path);
-    if (use == nullptr) return false;
-    try {
-      tokenizer = Tokenizer::load(path);
-    } catch (const DataError&) {
-      // A damaged file of the cache is built again.
-    }
-    return tokenizer.has_value();
-  };
-  const auto build = [&] {
-    tokenizer = train_bpe(text, data.trained_vocabulary, {.more_special = special}, observer);
-    tokenizer->save(path);
-  };
-  find_or_build(path, find, build, observer);
-  return *tokenizer;
-}
-
-/// The folders in which `path` is looked up.
-std::vector<fs::path> starts_of(const std::string& path, const DataFolders& folders) {
-  std::error_code error;
-  std::vector<fs::path> starts{fs::current_path(error)};
-  for (const fs::path& folder : {folders.recipe, folders.home}) {
-    if (!folder.empty() && !fs::path(path).is_absolute()) starts.push_back(folder);
-  }
-  return starts;
-}
-
-[[noreturn]] void refuse_missing(const std::string& path, const DataFolders& folders, const char* fact) {
-  std::vector<std::string> looked_up;
-  for (const fs::path& start : starts_of(path, folders)) looked_up.push_back(start.string());
-  throw DataError({"data", path, fact, "looked up from " + join(looked_up), "name a file that exists"});
-}
-
-/// The files of a text, and a path that is valid from any folder.
-struct FoundText {
-  std::vector<fs::path> files;
-  fs::path path;
-};
-
-FoundText find_text(const std::string& path, const DataFolders& folders) {
-  std::error_code error;
-  for (const fs::path& start : starts_of(path, folders)) {
-    const fs::path absolute = fs::absolute(start / path, error).lexically_normal();
-    std::vector<fs::path> files = text_files(absolute);
-    if (!files.empty()) return {std::move(files), absolute};
-  }
-  refuse_missing(path, folders, is_pattern(path) ? "no file matches" : "no such file");
-}
 
 /// The text that some paths name, split in two.
 struct SplitCorpus {
@@ -122,57 +38,12 @@ void append(std::vector<std::string_view>& all, const std::vector<std::string_vi
 
 }  // namespace
 
-fs::path find_file(const std::string& path, const DataFolders& folders) {
-  std::error_code error;
-  for (const fs::path& start : starts_of(path, folders)) {
-    const fs::path file = fs::absolute(start / path, error).lexically_normal();
-    if (fs::exists(file, error)) return file;
-  }
-  refuse_missing(path, folders, "no such file");
-}
-
-std::vector<fs::path> find_texts(const std::string& path, const DataFolders& folders) {
-  return find_text(path, folders).files;
-}
-
 TextFormat text_format(const Recipe::Data& data, const DataFolders& folders) {
   TextFormat format{.field = data.field, .skips_bad_lines = data.skip_bad_lines};
   if (data.has_chats()) format.chat = find_chat_template(data, folders);
   if (data.task.has_records()) format.record = std::make_shared<const RecordFields>(record_fields(data));
   if (format.field.empty()) format.field = data.has_chats() ? "messages" : "text";
   return format;
-}
-
-std::vector<std::string> text_paths(const Recipe::Data& data) {
-  if (data.sources.empty()) return data.text;
-  std::vector<std::string> paths;
-  for (const DataSource& source : data.sources) paths.push_back(source.path);
-  return paths;
-}
-
-void resolve_files(Recipe::Data& data, const DataFolders& folders) {
-  const auto resolve = [](std::string& path, const auto& find) {
-    fs::path found;
-    try {
-      found = find(path);
-    } catch (const DataError&) {
-      return;  // reported where the file is opened
-    }
-    if (!is_utf8(found.string())) {
-      throw UsageError({"recipe", found.string(), "the path is not UTF-8, and recipes are", "",
-                        "rename the folder or the file, or give it a link in UTF-8"});
-    }
-    path = found.string();
-  };
-  const auto text = [&](const std::string& path) { return find_text(path, folders).path; };
-  for (std::string& path : data.text) resolve(path, text);
-  for (DataSource& source : data.sources) resolve(source.path, text);
-  for (std::string& path : data.validation) resolve(path, text);
-  if (!data.chat_template.empty()) {
-    resolve(data.chat_template, [&](const std::string& path) { return find_file(path, folders); });
-  }
-  if (data.tokenizer.empty() || data.tokenizer == "bytes") return;
-  resolve(data.tokenizer, [&](const std::string& path) { return find_file(path, folders); });
 }
 
 int64_t Dataset::num_train_tokens() const noexcept {
@@ -196,7 +67,17 @@ ContentHash Dataset::train_hash() const {
   return hasher.value();
 }
 
-TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
+namespace {
+
+std::shared_ptr<const WholeDocuments> whole_documents(const Dataset& dataset, const Dataset::Text& text,
+                                                      int64_t context) {
+  if (text.marks) return std::make_shared<const WholeDocuments>(*text.marks, context);
+  return std::make_shared<const WholeDocuments>(text.tokens, dataset.tokenizer.end_of_text().value(), context);
+}
+
+}  // namespace
+
+TrainWindows Dataset::train_windows(int64_t context, int64_t seed, Fill fill) const {
   std::vector<TrainSource> sources;
   for (const Text& text : train) {
     sources.push_back({.tokens = &text.tokens,
@@ -204,6 +85,10 @@ TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
                        .marks = text.marks ? &*text.marks : nullptr,
                        .weight = text.weight,
                        .name = train.size() == 1 ? "" : text.name});
+    if (fill == Fill::whole_documents) sources.back().whole = whole_documents(*this, text, context);
+  }
+  if (streamed && streamed->texts->fill().has_value() != (fill == Fill::whole_documents)) {
+    throw InternalError({"data", "streamed texts", "were opened for rows of another data.fill", "", ""});
   }
   for (size_t i = 0; streamed && i < streamed->texts->size(); ++i) {
     sources.push_back({.tokens = nullptr,
@@ -215,9 +100,11 @@ TrainWindows Dataset::train_windows(int64_t context, int64_t seed) const {
   return {sources, context, static_cast<uint64_t>(seed)};
 }
 
-ValidationWindows Dataset::validation_windows(int64_t context) const {
-  return {validation.tokens, context, validation.documents ? &*validation.documents : nullptr, std::nullopt,
-          validation.marks ? &*validation.marks : nullptr};
+ValidationWindows Dataset::validation_windows(int64_t context, Fill fill) const {
+  const Documents* documents = validation.documents ? &*validation.documents : nullptr;
+  const TokenFile* marks = validation.marks ? &*validation.marks : nullptr;
+  if (fill == Fill::windows) return {validation.tokens, context, documents, std::nullopt, marks};
+  return {RowText{&validation.tokens, documents, marks}, whole_documents(*this, validation, context)};
 }
 
 std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& rows, const Recipe& recipe) {
@@ -234,6 +121,11 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
                                 format_count(static_cast<double>(dataset.train[i].tokens.size())), drawn[i], samples,
                                 rows.epochs(i, drawn[i]).value()));
   }
+  for (size_t i = 0; i < dataset.train.size(); ++i) {
+    const WholeDocuments* whole = rows.whole_documents(i);
+    if (whole == nullptr) continue;
+    notes.push_back(fmt::format("{}: {}", dataset.train_name(i), fill_note(*whole, recipe.data.has_chats())));
+  }
   if (dataset.num_skipped_lines > 0) {
     notes.push_back(fmt::format(
         "{} left out (data.skip_bad_lines): not JSON, or {}",
@@ -243,37 +135,12 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
         : recipe.data.field.empty()      ? "no text in the field"
                                          : "no text in " + recipe.data.field));
   }
+  if (const int64_t count = dataset.num_last_alone; count > 0) {
+    notes.push_back(fmt::format(
+        "{} only: the chat template rewrites what is before a message",
+        count == 1 ? "1 chat learns its last answer" : fmt::format("{} chats learn their last answer", count)));
+  }
   return notes;
-}
-
-std::vector<fs::path> find_all_texts(const std::vector<std::string>& paths, const DataFolders& folders) {
-  std::vector<fs::path> files;
-  for (const std::string& path : paths) {
-    for (fs::path& file : find_texts(path, folders)) files.push_back(std::move(file));
-  }
-  return files;
-}
-
-std::vector<TrainPaths> train_paths(const Recipe::Data& data) {
-  if (data.sources.empty()) return {{.paths = data.text, .name = join(data.text), .weight = 1}};
-  std::vector<TrainPaths> all;
-  for (const DataSource& source : data.sources) {
-    all.push_back({.paths = {source.path}, .name = source.path, .weight = source.weight});
-  }
-  return all;
-}
-
-Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
-                         const std::vector<std::string_view>& text, DataObserver& observer) {
-  Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
-                        : data.tokenizer.empty()  ? trained_tokenizer(text, data, folders.cache, observer)
-                                                  : Tokenizer::load(find_file(data.tokenizer, folders));
-  if (data.packs_documents() && !data.has_chats() && !tokenizer.end_of_text()) {
-    throw UsageError({"data", "data.pack",
-                      "documents are separated by an end-of-text token, and the tokenizer has none", "",
-                      "use data.pack = \"none\", or a tokenizer with one: data.tokenizer = {train = 2048}"});
-  }
-  return tokenizer;
 }
 
 std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tokenizer) {
@@ -327,18 +194,28 @@ std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vect
   return {plain.begin(), plain.end()};
 }
 
+Dataset::Text tokenized(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                        const std::vector<std::string_view>& documents, const RecordLabels& labels,
+                        DataObserver& observer) {
+  return data.task.has_records() ? tokenized_records(data, folders, tokenizer, documents, labels, observer)
+                                 : tokenized_text(data, folders, tokenizer, documents, observer);
+}
+
 }  // namespace
 
-Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer, StreamRole role) {
-  if (data.streaming) return open_streamed_dataset(data, folders, observer, role);
+Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer, StreamRole role,
+                     int64_t context) {
+  if (data.streaming) return open_streamed_dataset(data, folders, observer, role, context);
   const std::vector<TrainPaths> sources = train_paths(data);
   std::vector<SplitCorpus> corpora;
   std::vector<std::string_view> all_train;
   std::vector<std::string_view> all_validation;
   int64_t num_skipped_lines = 0;
+  int64_t num_last_alone = 0;
   const auto open = [&](const std::vector<std::string>& paths) {
     const SplitCorpus& opened = corpora.emplace_back(open_corpus(paths, data, folders, observer));
     num_skipped_lines += opened.corpus.num_skipped_lines();
+    num_last_alone += opened.corpus.num_last_alone();
     return opened.split;
   };
   std::vector<TextSplit> splits;
@@ -358,9 +235,7 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
     return fmt::format("line {}", line);
   };
   const auto make_text = [&](const Tokenizer& tokenizer, const std::vector<std::string_view>& documents) {
-    return data.task.has_records()
-               ? tokenized_records(data, folders, tokenizer, documents, {classes, place_of}, observer)
-               : tokenized_text(data, folders, tokenizer, documents, observer);
+    return tokenized(data, folders, tokenizer, documents, {classes, place_of}, observer);
   };
   std::vector<std::string> plain;
   if (data.tokenizer.empty()) all_train = texts_of(data, all_train, plain);
@@ -377,6 +252,25 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
           .train = std::move(train),
           .validation = std::move(validation),
           .num_skipped_lines = num_skipped_lines,
+          .num_last_alone = num_last_alone,
+          .class_names = std::move(classes)};
+}
+
+Dataset open_evaluation(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                        DataObserver& observer) {
+  check_end_of_text(data, tokenizer);
+  const Corpus corpus(find_all_texts(data.text, folders), folders.cache, text_format(data, folders), observer);
+  std::vector<std::string> classes;
+  if (data.task.kind == "classify") classes = checked_class_names(data, corpus.documents());
+  const auto place_of = [&](std::string_view record, int64_t line) {
+    return fmt::format("{}:{}", corpus.file_of(record)->string(), line);
+  };
+  Dataset::Text text = tokenized(data, folders, tokenizer, corpus.documents(), {classes, place_of}, observer);
+  trim_cache(folders.cache, folders.cache_limit_bytes);
+  return {.tokenizer = tokenizer,
+          .train = {},
+          .validation = std::move(text),
+          .num_skipped_lines = corpus.num_skipped_lines(),
           .class_names = std::move(classes)};
 }
 

@@ -18,6 +18,10 @@
 
 namespace caravan {
 
+/// What rows are (data.fill): windows of a text, or whole documents and chats. Those of a streamed text are what it was
+/// opened for.
+enum class Fill : uint8_t { windows, whole_documents };
+
 /// The data of a run: its tokenizer, and its texts as ids.
 struct Dataset {
   struct Text {
@@ -39,6 +43,7 @@ struct Dataset {
   Text validation;
   int64_t num_skipped_lines = 0;  ///< JSON lines, with data.skip_bad_lines; not counted in streamed texts
   std::optional<Streamed> streamed{};
+  int64_t num_last_alone = 0;              ///< chats that learn their last answer only: see RenderedChat
   std::vector<std::string> class_names{};  ///< with data.task = "classify", by number: see class_names_of
 
   /// 0: streamed, and not known yet.
@@ -48,10 +53,9 @@ struct Dataset {
   /// Hash of the training texts, the tokenizer and the weights of a mixture. For streamed texts: see
   /// StreamedText::content.
   ContentHash train_hash() const;
-  /// Of texts, for any task of windows. The windows refer to the texts, which must outlive them at their present
-  /// address.
-  TrainWindows train_windows(int64_t context, int64_t seed) const;
-  ValidationWindows validation_windows(int64_t context) const;
+  /// Of texts, for any task of windows. They refer to the texts, which must outlive them at their present address.
+  TrainWindows train_windows(int64_t context, int64_t seed, Fill fill = Fill::windows) const;
+  ValidationWindows validation_windows(int64_t context, Fill fill = Fill::windows) const;
 };
 
 /// Notes for the user about the texts of a run: the share of each text of a mixture, and skipped lines.
@@ -72,11 +76,17 @@ enum class StreamRole { builds, reads };
 
 /// Opens what `data` names. Decoded texts, token files and trained tokenizers come from the cache and are built if
 /// missing; then the cache is trimmed to its limit. A tokenizer is trained only on the training texts. Any number of
-/// processes may call it at once. Throws UsageError for data.pack = "documents" and a tokenizer without an end-of-text
-/// token, DataError for text or tokenizer files that are missing, empty or of another format, ResourceError if the
-/// cache cannot be written to, and what `observer` throws.
+/// processes may call it at once. `context`: the tokens of a row, with data.streaming and data.fill = "best_fit".
+/// Throws UsageError for a tokenizer without an end-of-text token where documents are told apart, DataError for text or
+/// tokenizer files that are missing, empty or of another format, ResourceError if the cache cannot be written to, and
+/// what `observer` throws.
 Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders,
-                     DataObserver& observer = DataObserver::none(), StreamRole role = StreamRole::builds);
+                     DataObserver& observer = DataObserver::none(), StreamRole role = StreamRole::builds,
+                     int64_t context = 0);
+
+/// The texts of `data` alone, as validation texts of a model that has this tokenizer. Throws as open_dataset.
+Dataset open_evaluation(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
+                        DataObserver& observer = DataObserver::none());
 
 /// Replaces each path of `data` by the absolute path of the file, so that the recipe means the same files from another
 /// folder. The path of a missing file is left unchanged. Throws UsageError for an absolute path that is not UTF-8,

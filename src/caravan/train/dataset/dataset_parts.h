@@ -12,8 +12,10 @@ namespace caravan {
 
 // Common parts of open_dataset for whole and streamed texts.
 
-/// The tokenizer that `data` names, or one trained on `text`. Throws UsageError for data.pack = "documents" and a
-/// tokenizer without an end-of-text token.
+/// Throws UsageError for a tokenizer without an end-of-text token if data.pack or data.fill tells documents apart.
+void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer);
+
+/// The tokenizer that `data` names, or one trained on `text`. Throws as check_end_of_text.
 Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                          const std::vector<std::string_view>& text, DataObserver& observer);
 
@@ -24,7 +26,8 @@ Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folder
 
 /// The fields of records that `data` names.
 RecordFields record_fields(const Recipe::Data& data);
-/// class_names_of the training records. Throws DataError unless there are two classes or more.
+/// The names of the classes, in order: those that `data` names, those of the model that the run starts from if the
+/// training records have no others, else class_names_of these. Throws DataError unless there are two classes or more.
 std::vector<std::string> checked_class_names(const Recipe::Data& data, const std::vector<std::string_view>& records);
 
 struct RecordLabels {
@@ -49,6 +52,6 @@ std::vector<TrainPaths> train_paths(const Recipe::Data& data);
 
 /// Implements open_dataset with data.streaming.
 Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer,
-                              StreamRole role);
+                              StreamRole role, int64_t context);
 
 }  // namespace caravan

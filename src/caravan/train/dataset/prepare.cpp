@@ -137,7 +137,7 @@ std::string host_name() {
 }
 
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
-                        const JointWork& options, const std::string& host) {
+                        const JointWork& options, const std::string& host, int64_t context) {
   // Ranks of a host with separate caches do not find what another rank has built.
   const std::string place = host + " " + (data.streaming ? folders.cache.string() : "");
   const std::vector<std::string> places = gather_texts(world, place, "hosts");
@@ -145,7 +145,8 @@ Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Co
   const bool is_first = first == world.rank();
   std::optional<Dataset> dataset;
   const auto open = [&](DataObserver& observer) {
-    dataset.emplace(open_dataset(data, folders, observer, is_first ? StreamRole::builds : StreamRole::reads));
+    const StreamRole role = is_first ? StreamRole::builds : StreamRole::reads;
+    dataset.emplace(open_dataset(data, folders, observer, role, context));
   };
   work_jointly(world, is_first ? open : std::function<void(DataObserver&)>(), options);
   work_jointly(world, is_first ? std::function<void(DataObserver&)>() : open, options);

@@ -40,9 +40,10 @@ std::string host_name();
 
 /// open_dataset on every rank: on each host the first rank opens it, building what is missing in the cache, then the
 /// others open what it has built; that rank continues to tokenize streamed texts. Every rank calls it. `host`:
-/// host_name(), or another name in tests. Errors as those of open_dataset and work_jointly.
+/// host_name(), or another name in tests; `context`: as for open_dataset. Errors as those of open_dataset and
+/// work_jointly.
 Dataset prepare_dataset(const Recipe::Data& data, const DataFolders& folders, Communicator& world,
-                        const JointWork& options, const std::string& host = host_name());
+                        const JointWork& options, const std::string& host = host_name(), int64_t context = 0);
 
 /// Waits until every rank can fill the samples [first, end) of streamed texts without waiting, and checks that all
 /// hosts have the same text. Rank 0 sends the records of its shards to the ranks that do not build. `rows` belong to

@@ -45,7 +45,7 @@ Dataset::Text validation_of(const Recipe::Data& data, const DataFolders& folders
 }  // namespace
 
 Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folders, DataObserver& observer,
-                              StreamRole role) {
+                              StreamRole role, int64_t context) {
   const std::vector<TrainPaths> sources = train_paths(data);
   const auto num_texts = static_cast<int64_t>(sources.size());
   std::vector<TokenStreams::Text> texts;
@@ -61,8 +61,9 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
   Tokenizer tokenizer = tokenizer_of(data, folders, texts, observer);
   Dataset::Text validation = validation_of(data, folders, tokenizer, texts, observer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
-  const TokenStreams::Options options{
+  TokenStreams::Options options{
       .cache = folders.cache, .cache_limit_bytes = folders.cache_limit_bytes, .builds = role == StreamRole::builds};
+  if (data.fills_best()) options.fill = FillRule{.end_of_text = tokenizer.end_of_text().value(), .context = context};
   Dataset::Streamed streamed{.texts = std::make_unique<TokenStreams>(std::move(texts), tokenizer, options),
                              .weights = std::move(weights),
                              .packs = pack_rule(data, tokenizer)};

@@ -1,5 +1,6 @@
 #include "caravan/train/dataset/task_dataset.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "caravan/base/text.h"
 #include "caravan/data/tasks/masked_task.h"
 #include "caravan/data/tasks/span_task.h"
+#include "caravan/recipe/init_from.h"
 #include "caravan/train/dataset/dataset_parts.h"
 
 namespace caravan {
@@ -24,7 +26,7 @@ std::shared_ptr<const WindowTask> window_task(const Tokenizer& tokenizer, const 
     throw UsageError({"data", "data.task", "\"spans\" needs an encoder that reads the text without them", "",
                       "use a model with an encoder and a decoder, as t5; or data.task = \"masked\" or \"next\""});
   }
-  const int64_t start = settings.decoder_start.value_or(tokenizer.pad_token().value_or(0));
+  const int64_t start = settings.decoder_start.value_or(filling_token(tokenizer));
   return std::make_shared<const SpanTask>(tokenizer, settings.source_context, settings.context,
                                           SpanRule{.rate = data.task.mask_rate, .mean_length = data.task.span_length},
                                           start);
@@ -41,20 +43,39 @@ std::shared_ptr<const RecordTask> record_task(const Tokenizer& tokenizer, const 
                                                                         .decoder_start = settings.decoder_start});
 }
 
+Fill fill_of(const Recipe::Data& data) { return data.fills_best() ? Fill::whole_documents : Fill::windows; }
+
 RecordList records_of(const Dataset::Text& text) { return {text.tokens, text.index.value()}; }
 
 }  // namespace
 
-RowSettings row_settings(const Recipe& recipe) {
-  return {.context = recipe.model.context,
-          .source_context = recipe.model.source_context,
-          .label_place = recipe.model.arch.is_causal ? LabelPlace::last : LabelPlace::first};
+RowSettings row_settings(const Recipe& recipe, const std::filesystem::path& checkpoint) {
+  RowSettings settings{.context = recipe.model.context,
+                       .source_context = recipe.model.source_context,
+                       .label_place = recipe.model.arch.is_causal ? LabelPlace::last : LabelPlace::first};
+  if (!recipe.model.has_encoder()) return settings;
+  const std::filesystem::path source = checkpoint.empty() ? std::filesystem::path(recipe.train.init_from) : checkpoint;
+  if (!source.empty()) settings.decoder_start = read_init_source(source).tokens.decoder_start;
+  return settings;
+}
+
+RowShape row_shape(const Recipe& recipe) {
+  const TaskChoice& task = recipe.data.task;
+  const bool has_padding =
+      task.kind == "classify" ? !recipe.model.arch.is_causal : task.kind == "pairs" && recipe.model.has_encoder();
+  const bool packs = recipe.data.packs_documents();
+  return {.length = recipe.model.row_length(),
+          .num_sources = recipe.model.source_context,
+          .has_documents = packs || has_padding,
+          .has_positions = packs,
+          .has_token_types = task.kind == "classify" && !task.pair_field.empty()};
 }
 
 void fit_classes(Recipe& recipe, const Dataset& dataset) {
   const auto classes = static_cast<int64_t>(dataset.class_names.size());
+  recipe.data.task.classes = dataset.class_names;
   if (recipe.model.classes == classes) return;
-  if (recipe.model.classes > 0) {
+  if (recipe.model.classes > 0 && (classes == 0 || recipe.locations.contains("model.classes"))) {
     recipe.refuse("model.classes", fmt::format("is {}, but the data has {} classes", recipe.model.classes, classes),
                   classes == 0 ? "set data.task = \"classify\"" : "leave it out");
   }
@@ -63,7 +84,9 @@ void fit_classes(Recipe& recipe, const Dataset& dataset) {
 
 std::unique_ptr<const TaskRows> train_rows(const Dataset& dataset, const Recipe::Data& data,
                                            const RowSettings& settings, int64_t seed) {
-  if (data.task.kind == "next") return std::make_unique<TrainWindows>(dataset.train_windows(settings.context, seed));
+  if (data.task.kind == "next") {
+    return std::make_unique<TrainWindows>(dataset.train_windows(settings.context, seed, fill_of(data)));
+  }
   if (!data.task.has_records()) {
     auto task = window_task(dataset.tokenizer, data, settings);
     TrainWindows windows = dataset.train_windows(task->window(), seed);
@@ -80,8 +103,9 @@ std::unique_ptr<const TaskRows> train_rows(const Dataset& dataset, const Recipe:
 std::unique_ptr<const ValidationRows> validation_rows(const Dataset& dataset, const Recipe::Data& data,
                                                       const RowSettings& settings) {
   const Dataset::Text& text = dataset.validation;
-  if (data.task.kind == "next")
-    return std::make_unique<ValidationWindows>(dataset.validation_windows(settings.context));
+  if (data.task.kind == "next") {
+    return std::make_unique<ValidationWindows>(dataset.validation_windows(settings.context, fill_of(data)));
+  }
   if (!data.task.has_records()) {
     return std::make_unique<WindowTaskValidation>(text.tokens, window_task(dataset.tokenizer, data, settings));
   }
@@ -96,7 +120,15 @@ RecordFields record_fields(const Recipe::Data& data) {
 }
 
 std::vector<std::string> checked_class_names(const Recipe::Data& data, const std::vector<std::string_view>& records) {
+  const TaskChoice& task = data.task;
+  if (!task.classes.empty()) return task.classes;
   std::vector<std::string> names = class_names_of(records);
+  // A model without names of its classes has numbers for them.
+  for (const std::vector<std::string>& known :
+       {task.source_classes, classes_of_records({.classes = task.source_classes})}) {
+    const auto is_known = [&](const std::string& name) { return std::ranges::find(known, name) != known.end(); };
+    if (!known.empty() && std::ranges::all_of(names, is_known)) return known;
+  }
   if (names.size() >= 2 || records.empty()) return names;
   throw DataError({"data", join(text_paths(data)), fmt::format("has records of one class only, {}", names.front()), "",
                    "give records of two classes or more, or another data.label_field"});

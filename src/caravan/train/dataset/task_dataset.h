@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -17,9 +18,15 @@ struct RowSettings {
   LabelPlace label_place = LabelPlace::last;
   std::optional<int64_t> decoder_start{};  ///< default: the pad token
 };
-RowSettings row_settings(const Recipe& recipe);
+/// `checkpoint`: that a run resumes from, if any. Its model, or that of train.init_from, names the token that targets
+/// start from.
+RowSettings row_settings(const Recipe& recipe, const std::filesystem::path& checkpoint = {});
 
-/// Gives the model as many classes as the data has. Throws UsageError for a recipe that has another number.
+/// What the rows of the recipe will have, as far as a step sees it: without its data.
+RowShape row_shape(const Recipe& recipe);
+
+/// Gives the recipe the classes of the data, and the model as many. Throws UsageError for a recipe that has another
+/// number.
 void fit_classes(Recipe& recipe, const Dataset& dataset);
 
 /// The rows of data.task, and those of its validation. They refer to the dataset, which must outlive them at its

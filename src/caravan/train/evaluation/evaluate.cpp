@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <span>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/nn/loss/ignored_label.h"
+#include "caravan/step/batch.h"
 
 namespace caravan {
 namespace {
@@ -23,54 +22,16 @@ struct Selection {
   int64_t operator[](int64_t i) const { return i * all / count; }
 };
 
-/// Rows i, i + 1, .. of the selection in tensors.
-class Batch {
- public:
-  Batch(int64_t rows, const ValidationRows& source) : source_(source), shape_(source.shape()) {
-    const auto make = [&] { return at::empty({rows, shape_.length}, at::kLong); };
-    ids = make();
-    labels = make();
-    if (shape_.has_positions) positions_ = make();
-    if (shape_.has_documents) documents_ = make();
-    if (shape_.has_token_types) token_types_ = make();
-  }
-
-  /// Returns the number of rows that are of the selection. The others are padding without targets.
-  int64_t fill(const Selection& selection, int64_t first) {
-    const int64_t filled = std::clamp<int64_t>(selection.count - first, 0, ids.size(0));
-    const RowBuffers all{.ids = data_of(ids),
-                         .labels = data_of(labels),
-                         .documents = data_of(documents_),
-                         .positions = data_of(positions_),
-                         .token_types = data_of(token_types_)};
-    for (int64_t row = 0; row < ids.size(0); ++row) {
-      source_.fill(row < filled ? selection[first + row] : source_.size(), all.row(row, shape_.length));
-    }
-    return filled;
-  }
-
-  ForwardContext context(int64_t rows) const {
-    const auto first = [&](const at::Tensor& all) { return all.defined() ? all.narrow(0, 0, rows) : all; };
-    ForwardContext context{.phase = Phase::evaluate};
-    context.positions = first(positions_);
-    context.documents = first(documents_);
-    context.token_types = first(token_types_);
-    return context;
-  }
-
-  at::Tensor ids;
-  at::Tensor labels;
-
- private:
-  static std::span<int64_t> data_of(const at::Tensor& tensor) {
-    if (!tensor.defined()) return {};
-    return {tensor.mutable_data_ptr<int64_t>(), static_cast<size_t>(tensor.numel())};
-  }
-
-  const ValidationRows& source_;
-  RowShape shape_;
-  at::Tensor positions_{}, documents_{}, token_types_{};
-};
+/// Fills the batch with rows i, i + 1, .. of the selection. Returns the number of rows that are of the selection. The
+/// others are padding without targets.
+int64_t fill(TrainBatch& batch, const ValidationRows& source, const Selection& selection, int64_t first) {
+  const int64_t rows = batch.ids.size(0);
+  const int64_t filled = std::clamp<int64_t>(selection.count - first, 0, rows);
+  for_each_row(buffers_of(batch), source.shape(), [&](int64_t row, const RowBuffers& one) {
+    source.fill(row < filled ? selection[first + row] : source.size(), one);
+  });
+  return filled;
+}
 
 int64_t sum_over(Communicator& comm, int64_t value, const char* what) {
   const Buffer buffer{&value, 1, Dtype::int64};
@@ -97,9 +58,9 @@ Selection selection_of(const ValidationRows& rows, int64_t max_windows) {
 
 void check_targets(const ValidationRows& rows, int64_t max_windows) {
   const Selection selection = selection_of(rows, max_windows);
-  Batch row(1, rows);
+  TrainBatch row = empty_batch(rows.shape(), 1);
   for (int64_t i = 0; i < selection.count; ++i) {
-    row.fill(selection, i);
+    fill(row, rows, selection, i);
     if (row.labels.ne(kIgnoredLabel).any().item<bool>()) return;
   }
   refuse_without_targets(selection);
@@ -110,24 +71,25 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationRows& row
   const Selection selection = selection_of(rows, options.max_windows);
   const int64_t rows_per_round = part.num_parts * options.rows;
   const int64_t rounds = (selection.count + rows_per_round - 1) / rows_per_round;
-  Batch batch(options.rows, rows);
+  TrainBatch batch = empty_batch(rows.shape(), options.rows);
   PredictionCounts predictions(options.num_classes);
   double nats = 0;
   int64_t num_targets = 0;
   bool stops = false;
   for (int64_t round = 0; round < rounds; ++round) {
     if (options.progress) options.progress(round, rounds);
-    const int64_t filled = batch.fill(selection, (round * part.num_parts + part.part) * options.rows);
+    const int64_t filled = fill(batch, rows, selection, (round * part.num_parts + part.part) * options.rows);
     // A rank without a window computes padding, so that all ranks make the same forward passes.
     const int64_t computed = std::max<int64_t>((filled + part.row_parts - 1) / part.row_parts, 1) * part.row_parts;
-    const at::Tensor ids = batch.ids.narrow(0, 0, computed);
-    const at::Tensor labels = batch.labels.narrow(0, 0, computed);
-    nats += loss(ids, labels, batch.context(computed));
+    const TrainBatch taken = piece_of(batch, {{0, 0}, {computed, batch.ids.size(1)}});
+    ForwardContext context{.phase = Phase::evaluate};
+    set_tokens(context, taken);
+    nats += loss(taken.ids, taken.labels, context);
     if (predict) {
-      const at::Tensor predicted = predict(ids, labels, batch.context(computed));
-      if (predicted.defined()) predictions.add(labels, predicted);
+      const at::Tensor predicted = predict(taken.ids, taken.labels, context);
+      if (predicted.defined()) predictions.add(taken.labels, predicted);
     }
-    if (part.counts) num_targets += labels.ne(kIgnoredLabel).sum().item<int64_t>();
+    if (part.counts) num_targets += taken.labels.ne(kIgnoredLabel).sum().item<int64_t>();
     stops = stops || (options.stop_requested && options.stop_requested());
     if ((round + 1) % part.rounds_at_once != 0 && round + 1 < rounds) continue;
     if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;

@@ -16,6 +16,12 @@
 namespace caravan {
 namespace {
 
+/// The most likely output at each position that has a target.
+at::Tensor best_of_targets(const at::Tensor& logits, const at::Tensor& is_target) {
+  if (!logits.defined()) return {};
+  return logits.argmax(-1).to(is_target.device()).masked_select(is_target);
+}
+
 /// A hook on a head that gives it the positions with a target only.
 class TargetsOnly {
  public:
@@ -40,10 +46,7 @@ class TargetsOnly {
     positions_ = at::argsort(is_target.logical_not().to(at::kByte), /*stable=*/true, 1).narrow(1, 0, most);
     const at::Tensor logits = pass();
     positions_ = at::Tensor();
-    if (!logits.defined()) return {};
-    const at::Tensor best = logits.argmax(-1).to(labels.device());
-    const at::Tensor is_used = at::arange(most, counts.options()).unsqueeze(0).lt(counts.unsqueeze(1));
-    return best.masked_select(is_used);
+    return best_of_targets(logits, at::arange(most, counts.options()).unsqueeze(0).lt(counts.unsqueeze(1)));
   }
 
  private:
@@ -78,12 +81,16 @@ PredictionsOf predictions_of(Model& model) {
 }
 
 PredictionsOf predictions_of(Engine& engine) {
-  const auto targets = std::make_shared<TargetsOnly>(*engine.model().blocks().back());
+  // Where ranks divide the rows, a head has some of them only.
+  const auto& plan = engine.strategy().plan;
+  const bool has_all_rows = plan == nullptr || plan->num_row_parts() == 1;
+  const auto targets = has_all_rows ? std::make_shared<TargetsOnly>(*engine.model().blocks().back()) : nullptr;
   const auto runner = std::make_shared<StageRunner>(engine);
   return [targets, runner, counts = counts_rows(engine)](const at::Tensor& ids, const at::Tensor& labels,
                                                          const ForwardContext& context) {
-    const at::Tensor predictions = targets->predict(
-        labels, [&] { return runner->evaluate({.ids = ids, .labels = {}, .context = whole_sequences(context)}); });
+    const auto pass = [&] { return runner->evaluate({.ids = ids, .labels = {}, .context = whole_sequences(context)}); };
+    const at::Tensor predictions =
+        targets != nullptr ? targets->predict(labels, pass) : best_of_targets(pass(), labels.ne(kIgnoredLabel));
     return counts ? predictions : at::Tensor();
   };
 }

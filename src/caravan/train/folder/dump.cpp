@@ -27,8 +27,8 @@ at::Tensor whole(const at::Tensor& piece, const Parameter& parameter, const Mesh
 NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& ours, TensorKind kind) {
   if (!config.lora.is_used()) return to_huggingface(config, ours, kind);
   NamedTensors theirs;
-  const NamedTensors base = without_adapters(ours);
-  if (!base.empty()) theirs = to_huggingface(without_adapters(config), base, kind);
+  // Frozen weights have no gradients.
+  if (kind == TensorKind::values) theirs = to_huggingface(without_adapters(config), without_adapters(ours), kind);
   for (auto& adapter : to_peft(config, ours)) theirs.push_back(std::move(adapter));
   return theirs;
 }

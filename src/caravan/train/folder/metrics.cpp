@@ -51,6 +51,7 @@ void add_evaluation_to(ordered_json& line, const StepMetrics& metrics) {
   if (metrics.val_bits_per_byte) line["val_bits_per_byte"] = *metrics.val_bits_per_byte;
   if (metrics.val_accuracy) line["val_accuracy"] = *metrics.val_accuracy;
   if (metrics.val_macro_f1) line["val_macro_f1"] = *metrics.val_macro_f1;
+  if (metrics.val_loss_average) line["val_loss_average"] = *metrics.val_loss_average;
 }
 
 ordered_json with_evaluation(const ordered_json& line, const StepMetrics& metrics) {
@@ -114,7 +115,14 @@ std::string StepMetrics::to_json() const {
   }
   if (loss_scale) line["loss_scale"] = *loss_scale;
   if (skipped_steps) line["skipped_steps"] = *skipped_steps;
+  if (skipped_spikes) line["skipped_spikes"] = *skipped_spikes;
+  if (!spike.empty()) line["spike"] = spike;
+  if (!slowdown.empty()) line["slowdown"] = slowdown;
   if (!bubble.empty()) line["bubble"] = bubble;
+  for (const LayerNorms& of : layers) {
+    line["layers"][of.layer] = {{"norm", of.norm}, {"grad_norm", of.grad_norm}};
+    if (of.norm > 0) line["layers"][of.layer]["update_ratio"] = of.update / of.norm;
+  }
   if (experts) {
     line["experts"] = {{"balance", experts->balance}, {"dropped", experts->dropped}, {"copies", experts->copies}};
   }

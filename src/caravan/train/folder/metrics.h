@@ -26,6 +26,14 @@ struct ExpertLoad {
   std::pair<double, double> extremes() const;
 };
 
+/// Of the trained parameters of a layer, in a step with log.tensors.
+struct LayerNorms {
+  std::string layer;     ///< "embedding", "blocks.0", "head"
+  double norm = 0;       ///< of the values before the update
+  double grad_norm = 0;  ///< before clipping
+  double update = 0;     ///< norm of what the update has changed
+};
+
 /// One line of train.log.
 struct StepMetrics {
   int64_t step = 0;      ///< steps done, this one included: the first line says 1
@@ -46,18 +54,23 @@ struct StepMetrics {
     int64_t disk_bytes = 0, predicted_disk_bytes = 0;
   };
   std::optional<Beyond> beyond{};
-  int64_t predicted_resident_bytes = 0;    ///< for all processes of the run: see resident_bytes
-  double model_flops_per_second = 0;       ///< of all ranks
-  double save_ms = 0;                      ///< time that checkpoints delayed the run since the last line
-  std::optional<MemoryBytes> predicted{};  ///< the predicted peak by kind: in the first line that a run writes
-  std::optional<double> loss_scale{};      ///< of this step (fp16)
-  std::optional<int64_t> skipped_steps{};  ///< skipped because of overflow, since the start (fp16)
-  std::vector<double> bubble{};            ///< in a pipeline: the fraction of the step in which each stage's rank waits
-  std::optional<ExpertLoad> experts{};     ///< for a model with experts
+  int64_t predicted_resident_bytes = 0;     ///< for all processes of the run: see resident_bytes
+  double model_flops_per_second = 0;        ///< of all ranks
+  double save_ms = 0;                       ///< time that checkpoints delayed the run since the last line
+  std::optional<MemoryBytes> predicted{};   ///< the predicted peak by kind: in the first line that a run writes
+  std::optional<double> loss_scale{};       ///< of this step (fp16)
+  std::optional<int64_t> skipped_steps{};   ///< skipped because of overflow, since the start (fp16)
+  std::optional<int64_t> skipped_spikes{};  ///< with optimizer.skip_spikes, since the start
+  std::string spike{};                      ///< why loss or norm of this step stand out; "": they do not
+  std::string slowdown{};                   ///< that steps have become slow, with the cause, or fast again; "": no news
+  std::vector<LayerNorms> layers{};         ///< with log.tensors, at its steps
+  std::vector<double> bubble{};         ///< in a pipeline: the fraction of the step in which each stage's rank waits
+  std::optional<ExpertLoad> experts{};  ///< for a model with experts
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};  ///< of texts
   std::optional<double> val_accuracy{};       ///< with data.task = "masked" or "classify"
   std::optional<double> val_macro_f1{};       ///< with data.task = "classify"
+  std::optional<double> val_loss_average{};   ///< of the average of the weights, with optimizer.average
   /// If ranks do not wait for each other (AsyncTrainer), a line describes a drain: `step` is the slowest rank's; loss
   /// and norm are the means over all steps of all ranks since the previous drain, each over its own rows; step_ms,
   /// comm_ms and bytes_sent are those of a step of this rank.

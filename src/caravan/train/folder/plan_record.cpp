@@ -23,7 +23,9 @@ ordered_json json_of(const RecipeValue& value) {
   return std::visit(
       [&](const auto& own) -> ordered_json {
         using Value = std::decay_t<decltype(own)>;
-        if constexpr (std::is_same_v<Value, TrainTokenizer> || std::is_same_v<Value, std::vector<DataSource>>) {
+        if constexpr (std::is_same_v<Value, TrainTokenizer> || std::is_same_v<Value, std::vector<DataSource>> ||
+                      std::is_same_v<Value, std::vector<StepPoint>> ||
+                      std::is_same_v<Value, std::vector<ParameterGroup>>) {
           throw InternalError({"plan", "record", "a key of the layout has the value " + to_toml(value), "", ""});
         } else {
           return own;

@@ -59,8 +59,7 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
          fmt::format("differs from the text that the run's tokenizer was trained on (data.tokenizer = "
                      "{{train = {}}}): {}, then {}",
                      before.data.trained_vocabulary, join(text_paths(run.recipe.data)), join(text_paths(before.data))),
-         run.recipe.where("data.text"),
-         has_history(info) ? "use the same data.text" : "use the same data.text, or the tokenizer.json of that run"});
+         run.recipe.where("data.text"), "use the same data.text, or the tokenizer.json of that run"});
   }
   if (info.tokenizer_hash != run.tokenizer_hash) {
     throw UsageError({"resume", "data.tokenizer",
@@ -71,6 +70,13 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
   const bool is_known = !info.train_hash.empty();
   const bool is_same = info.train_hash == run.train_hash && info.validation_hash == run.validation_hash;
   if (!has_history(info) || !is_known || is_same) return;
+  const std::vector<std::string>&classes = run.recipe.data.task.classes, &of_run = before.data.task.classes;
+  if (classes != of_run && text_paths(run.recipe.data) == text_paths(before.data)) {
+    throw UsageError(
+        {"resume", "data.classes",
+         fmt::format("are other classes than the run was trained with: [{}], then [{}]", join(classes), join(of_run)),
+         run.recipe.where("data.classes"), "leave it out"});
+  }
   throw UsageError(
       {"resume", "data.text",
        fmt::format("is another text than the run was trained on: {} (hash {}), then {} (hash {})",
@@ -83,7 +89,7 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
 std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,
                                           const ResumingRun& run) {
   check_model(info, folder, run.model);
-  const Recipe before = parse_recipe(info.recipe, folder);
+  const Recipe before = parse_recipe(info.recipe, folder, {}, RecipeWriter::run);
   check_streaming(info, before, run);
   check_data(info, before, run);
   std::vector<ChangedKey> changed;

@@ -1,6 +1,7 @@
 #include "caravan/train/folder/run_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
@@ -8,6 +9,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/base/text.h"
+#include "caravan/data/tasks/sequence_pair.h"
 #include "caravan/formats/checkpoint/publish.h"
 #include "caravan/formats/huggingface/config_text.h"
 #include "caravan/train/model/load_weights.h"
@@ -50,7 +53,10 @@ RunState::RunState(const Recipe& recipe, const Tokenizer& tokenizer, const Mesh&
       rate_(recipe.optimizer.rate) {
   rate_.total_steps = recipe.train.steps;
   tokens_.classes = origin_.class_names;
+  const std::string& task = recipe.data.task.kind;
+  if (task == "pairs" || task == "spans") tokens_.prompt_end = end_token(tokenizer, task.c_str());
   const ModelConfig config = model_config(recipe, tokenizer);
+  if (config.has_encoder()) tokens_.decoder_start = filling_token(tokenizer);
   UnitCosts costs;
   if (recipe.pipeline.is_used() && recipe.pipeline.measures()) costs = measured_costs(recipe, config, mesh);
   trained_ = std::make_unique<TrainedModel>(recipe, config, mesh_, costs);
@@ -102,11 +108,18 @@ void RunState::load(const fs::path& folder, const TaskRows& rows) {
   }
 }
 
-void RunState::start_from(const InitSource& source) {
-  load_weights(*trained_->engine, trained_->model->config(), source);
-  trained_->engine->state().bump_version();
-  tokens_ = source.tokens;
-  tokens_.classes = origin_.class_names;
+/// Those of another model, or of a checkpoint; what the run learns is its own.
+void RunState::take_tokens(SpecialTokens source) {
+  const SpecialTokens own = std::exchange(tokens_, std::move(source));
+  tokens_.classes = own.classes;
+  tokens_.prompt_end = own.prompt_end;
+  if (!tokens_.decoder_start) tokens_.decoder_start = own.decoder_start;
+}
+
+std::vector<std::string> RunState::start_from(const InitSource& source) {
+  std::vector<std::string> left = load_weights(*trained_->engine, trained_->model->config(), source);
+  take_tokens(source.tokens);
+  return left;
 }
 
 void RunState::read(const fs::path& folder, const TaskRows& rows) {
@@ -127,17 +140,25 @@ void RunState::read(const fs::path& folder, const TaskRows& rows) {
   const auto is_moment = [](const auto& tensor) { return tensor.first.starts_with(kOptimizerTensors); };
   const bool has_moments = std::ranges::any_of(reader.manifest().tensors, is_moment);
   const auto is_of_technique = [](const std::string& name) {
-    return name.starts_with(kHookTensors) || name.starts_with(kStepperTensors);
+    return name.starts_with(kHookTensors) || name.starts_with(kStepperTensors) || name == kSpikeTensor;
   };
-  StateReader tensors(trained_->tensors, mesh_, reader,
-                      {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
-                       .may_leave_out = is_of_technique});                           // that this run may not have
+  SpecialTokens tokens = parse_special_tokens(info.model, folder.string());
+  const auto classes = classes_of_records(tokens);
+  if (tokens.classes != origin_.class_names && classes != origin_.class_names) {
+    throw UsageError(
+        {"resume", "data.classes",
+         fmt::format("are {} here, and {} in {}", join(origin_.class_names), join(classes), folder.string()),
+         recipe_.where("data.classes"), "leave it out, or start a new run with train.init_from"});
+  }
+  StateReader state(trained_->tensors, mesh_, reader,
+                    {.is_model_alone = info.optimizer_steps == 0 && !has_moments,  // imported weights
+                     .may_leave_out = is_of_technique});                           // that this run may not have
   reader.verify(mesh_.world());
-  tensors.check();
-  tensors.read();
+  state.check();
+  state.read();
   trained_->engine->state().bump_version();
   trained_->optimizer->set_num_steps(info.optimizer_steps);
-  tokens_ = parse_special_tokens(info.model, folder.string());
+  take_tokens(std::move(tokens));
   step = info.step;
   clocks = info.clocks;
 }

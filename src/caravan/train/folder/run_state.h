@@ -52,7 +52,10 @@ class RunState {
   Optimizer& optimizer() noexcept { return *trained_->optimizer; }
   /// Null unless the run computes in fp16.
   LossScale* loss_scale() noexcept { return trained_->loss_scale ? &*trained_->loss_scale : nullptr; }
+  /// Null unless the run skips spikes.
+  const SpikeGuard* spike_guard() const noexcept { return trained_->spike_guard ? &*trained_->spike_guard : nullptr; }
   const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
+  const SpecialTokens& tokens() const noexcept { return tokens_; }
   const LearningRate& learning_rate() const noexcept { return rate_; }
 
   /// The content of a checkpoint of this step, for save_checkpoint. The tensors are those of the run.
@@ -67,13 +70,15 @@ class RunState {
   /// Resumes from checkpoint `folder`, written on any number of ranks. Throws DataError for one that is damaged (naming
   /// the newest intact one) or of another model, UsageError for one of another run: see check_resumed_run.
   void load(const std::filesystem::path& folder, const TaskRows& rows);
-  /// Starts with the weights and the special tokens of another model, in place of random weights.
-  void start_from(const InitSource& source);
+  /// Starts with the weights and the special tokens of another model, in place of random weights. Returns the names of
+  /// parameters that keep theirs: see load_weights.
+  std::vector<std::string> start_from(const InitSource& source);
   /// The keys that the recipe changes in the run that `load` resumed.
   const std::vector<ChangedKey>& changed_keys() const noexcept { return changed_keys_; }
 
  private:
   void read(const std::filesystem::path& folder, const TaskRows& rows);
+  void take_tokens(SpecialTokens source);
 
   const Recipe& recipe_;
   Tokenizer tokenizer_;

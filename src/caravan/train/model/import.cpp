@@ -27,6 +27,7 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
   const at::NoGradGuard no_grad;
   Recipe recipe;
   recipe.model = model.config;
+  recipe.data.task = {.kind = usual_task(model.config), .classes = classes_of_records(model.text.tokens)};
   recipe.checkpoint.dir = std::filesystem::absolute(run).lexically_normal().string();
   recipe.data.tokenizer = recipe.checkpoint.dir + "/tokenizer.json";
   // Trained weights need a small learning rate.

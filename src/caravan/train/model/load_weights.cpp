@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include <ATen/core/grad_mode.h>
@@ -30,25 +31,27 @@ struct LoadedPiece {
   CheckpointPiece piece;
 };
 
-/// Whether a parameter is of a head that tells other classes apart than the source, or none: it keeps its initial
-/// value.
-bool is_of_new_head(std::string_view name, const InitSource& source, const ModelConfig& model) {
-  if (!name.starts_with("head.") || source.model.classes == model.classes) return false;
-  return !name.starts_with("head.norm") || !model.arch.has_last_norm();
+/// Whether a parameter means the same in the source; of another head only the pooler of a BERT with classes does.
+bool is_kept(std::string_view name, const InitSource& source, const ModelConfig& model) {
+  if (source.keeps_head || !model.is_of_head(name)) return true;
+  return source.model.classes > 0 && model.classes > 0 && name.starts_with("head.transform.");
 }
 
-/// The pieces of the parameters that `source` has, or of all adapters.
-std::vector<LoadedPiece> pieces_of(Engine& engine, const ModelConfig& model, const InitSource& source,
-                                   bool has = true) {
+/// The pieces of the parameters of which `is_there` says that the source has them.
+std::vector<LoadedPiece> pieces_of(Engine& engine, const std::function<bool(const std::string& name)>& is_there) {
   std::vector<LoadedPiece> pieces;
   for (Parameter* parameter : engine.model().parameters()) {
-    if (is_of_new_head(parameter->name(), source, model)) continue;
-    const bool is_there = !is_of_adapter(parameter->name()) || source.model.lora.is_used();
-    if (is_there != has) continue;
+    if (!is_there(parameter->whole_name())) continue;
     pieces.push_back({parameter, checkpoint_piece(parameter->whole_name(), *parameter, parameter->sharded().detach(),
                                                   engine.mesh())});
   }
   return pieces;
+}
+
+std::set<std::string> names_of_pieces(const std::vector<LoadedPiece>& pieces) {
+  std::set<std::string> names;
+  for (const LoadedPiece& own : pieces) names.insert(own.piece.name);
+  return names;
 }
 
 /// Calls fill(tensor) with the memory of a piece, or with a copy that is then written to disk.
@@ -78,36 +81,48 @@ std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& p
   return shape;
 }
 
-void load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource& source) {
+/// Returns the names of what it has filled.
+std::set<std::string> load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const Mesh& mesh = engine.mesh();
   CheckpointReader reader(source.folder);
   const MappedFile manifest(source.folder / kManifestName, "init_from");
   check_same(mesh, content_hash(manifest.bytes()));
-  const std::vector<LoadedPiece> pieces = pieces_of(engine, model, source);
+  const auto is_there = [&](const std::string& name) {
+    return is_kept(name, source, model) && (!is_of_adapter(name) || source.model.lora.is_used());
+  };
+  const std::vector<LoadedPiece> pieces = pieces_of(engine, is_there);
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted;
   for (const LoadedPiece& own : pieces) wanted.emplace_back(own.piece.name, shape_in(source, own.piece, model));
   for (const auto& [name, tensor] : reader.manifest().tensors) {
-    if (is_training_state(name) || is_of_new_head(name, source, model)) wanted.emplace_back(name, tensor.shape);
+    if (is_training_state(name) || !is_kept(name, source, model)) wanted.emplace_back(name, tensor.shape);
   }
   reader.verify(mesh.world());
   reader.check(wanted);
   for (const LoadedPiece& own : pieces) {
     with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.boxes, to); });
   }
+  return names_of_pieces(pieces);
 }
 
-/// Fills the pieces from a folder, each rank its own.
-void load_folder(Engine& engine, const ModelConfig& model, const InitSource& source) {
+/// Fills the pieces from a folder, each rank its own. Returns the names of what the folder has.
+std::set<std::string> load_folder(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const Mesh& mesh = engine.mesh();
   std::optional<HuggingfaceFolder> folder;
   all_or_none(
-      mesh.world(), [&] { folder.emplace(open_huggingface(source.folder)); }, "weights");
+      mesh.world(),
+      [&] { folder.emplace(open_huggingface(source.folder, {.may_be_missing = true, .new_classes = model.classes})); },
+      "weights");
   // That all ranks have the same weights: config.json, what HuggingfaceWeights::fingerprint compares, and below every
   // byte of the parameters that all ranks hold whole.
   check_same(mesh, folder->identity);
+  // Without classes of its own, it has been read as a model with some: its head is then the pooler of a BERT, if any.
+  const bool has_pooler = source.model.classes == 0 && model.classes > 0;
+  const std::vector<LoadedPiece> pieces = pieces_of(engine, [&](const std::string& name) {
+    return !is_of_adapter(name) && (has_pooler || is_kept(name, source, model)) && folder->weights.has(name);
+  });
   ContentHasher hasher;
   const auto fill = [&] {
-    for (const LoadedPiece& own : pieces_of(engine, model, source)) {
+    for (const LoadedPiece& own : pieces) {
       if (own.piece.tensor.numel() == 0) continue;
       with_memory(engine, own, [&](const at::Tensor& to) {
         folder->weights.read(own.piece.name, own.piece.boxes, to);
@@ -117,10 +132,11 @@ void load_folder(Engine& engine, const ModelConfig& model, const InitSource& sou
   };
   all_or_none(mesh.world(), fill, "weights");
   check_same(mesh, hasher.value());
+  return names_of_pieces(pieces);
 }
 
-/// Fills the pieces from the whole tensors, which every rank has read.
-void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTensors& whole) {
+/// Fills the parameters that `whole` names, which every rank has read.
+void fill(Engine& engine, const NamedTensors& whole) {
   ContentHasher hasher;
   std::map<std::string_view, at::Tensor> tensors;
   for (const auto& [name, tensor] : whole) {
@@ -128,7 +144,7 @@ void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTen
     hash_values(hasher, tensor);
   }
   check_same(engine.mesh(), hasher.value());
-  for (const LoadedPiece& own : pieces) {
+  for (const LoadedPiece& own : pieces_of(engine, [&](const std::string& name) { return tensors.contains(name); })) {
     if (own.piece.tensor.numel() == 0) continue;
     with_memory(engine, own, [&](const at::Tensor& to) {
       to.copy_(piece_of(tensors.at(own.piece.name), own.piece.boxes).view(own.piece.tensor.sizes()));
@@ -138,17 +154,22 @@ void fill(Engine& engine, const std::vector<LoadedPiece>& pieces, const NamedTen
 
 }  // namespace
 
-void load_weights(Engine& engine, const ModelConfig& model, const InitSource& source) {
+std::vector<std::string> load_weights(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const at::NoGradGuard no_grad;
-  if (source.is_huggingface) {
-    load_folder(engine, model, source);
-  } else {
-    load_checkpoint(engine, model, source);
-  }
+  std::set<std::string> filled =
+      source.is_huggingface ? load_folder(engine, model, source) : load_checkpoint(engine, model, source);
   if (!source.adapter.empty()) {
-    fill(engine, pieces_of(engine, model, source, /*has=*/false), read_peft(source.adapter, model));
+    const NamedTensors adapters = read_peft(source.adapter, model);
+    fill(engine, adapters);
+    for (const auto& [name, tensor] : adapters) filled.insert(name);
   }
   engine.state().bump_version();
+  std::vector<std::string> left;
+  for (const Parameter* parameter : engine.model().parameters()) {
+    const std::string& name = parameter->whole_name();
+    if (!is_of_adapter(name) && !filled.contains(name) && (left.empty() || left.back() != name)) left.push_back(name);
+  }
+  return left;
 }
 
 }  // namespace caravan

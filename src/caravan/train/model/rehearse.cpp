@@ -16,6 +16,7 @@
 #include "caravan/schedule/stages.h"
 #include "caravan/step/batch.h"
 #include "caravan/techniques/technique_body.h"
+#include "caravan/train/dataset/task_dataset.h"
 #include "caravan/train/model/trained_model.h"
 
 namespace caravan {
@@ -73,17 +74,10 @@ int64_t Rehearsed::most_in_flight() const {
 
 /// All rows of the rank; the step takes the rows of `num_micro_batches` micro-batches.
 TrainBatch Rehearsed::batch(int64_t step, int64_t num_micro_batches) const {
-  const int64_t context = trained.model->config().row_length();
-  const bool has_documents = recipe.data.packs_documents();
-  const auto make = [&](int64_t, int64_t rows) {
-    const auto ids = [&] { return at::empty({rows, context}, at::TensorOptions(at::kLong).device(at::kMeta)); };
-    TrainBatch batch{.ids = ids(), .labels = ids()};
-    if (has_documents) batch.positions = ids();
-    if (has_documents) batch.documents = ids();
-    return batch;
-  };
-  const auto num_targets = [&](int64_t, int64_t rows) { return rows * context; };
-  TrainBatch all = make_rank_batch(*trained.engine, {.context = context, .make = make, .num_targets = num_targets},
+  const RowShape shape = row_shape(recipe);
+  const auto make = [&](int64_t, int64_t rows) { return empty_batch(shape, rows, at::kMeta); };
+  const auto num_targets = [&](int64_t, int64_t rows) { return rows * shape.length; };
+  TrainBatch all = make_rank_batch(*trained.engine, {.context = shape.length, .make = make, .num_targets = num_targets},
                                    step, recipe.train.global_batch);
   const int64_t rows = all.ids.size(0) / plan.accumulation * num_micro_batches;
   for (at::Tensor* tensor : all.tensors()) *tensor = tensor->narrow(0, 0, rows);

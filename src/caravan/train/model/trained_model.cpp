@@ -8,9 +8,11 @@
 #include "caravan/base/error.h"
 #include "caravan/optim/loss_scale_state.h"
 #include "caravan/optim/make_optimizer.h"
+#include "caravan/optim/spike_guard_state.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/techniques/technique_body.h"
 #include "caravan/train/choice.h"
+#include "caravan/train/model/parameter_groups.h"
 
 namespace caravan {
 
@@ -34,6 +36,7 @@ TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh
                            at::Device device)
     : model(make_model(config)) {
   Strategy strategy = strategy_of(recipe, *model, mesh, unit_costs);
+  set_update_rules(*model, recipe);
   engine =
       std::make_unique<Engine>(*model, mesh, std::move(strategy),
                                Engine::Options{.seed = static_cast<uint64_t>(recipe.train.seed), .device = device});
@@ -43,6 +46,7 @@ TrainedModel::TrainedModel(const Recipe& recipe, const ModelConfig& config, Mesh
   tensors.add(*optimizer);
   if (loss_scale) tensors.add(state_of(*loss_scale));
   tensors.add(state_of_hook(*engine));
+  if (recipe.optimizer.skip_spikes > 0) tensors.add(state_of(spike_guard.emplace(recipe.optimizer.skip_spikes)));
 }
 
 MemoryBytes TrainedModel::bytes() const {
@@ -62,7 +66,8 @@ StepperInputs stepper_inputs(TrainedModel& trained, const Recipe& recipe, int64_
                        .options = {.seed = static_cast<uint64_t>(recipe.train.seed),
                                    .num_micro_batches = num_micro_batches,
                                    .clip_norm = recipe.optimizer.clip_norm,
-                                   .loss_scale = trained.loss_scale ? &*trained.loss_scale : nullptr},
+                                   .loss_scale = trained.loss_scale ? &*trained.loss_scale : nullptr,
+                                   .spike_guard = trained.spike_guard ? &*trained.spike_guard : nullptr},
                        .global_rows = recipe.train.global_batch};
   inputs.learning_rate.total_steps = recipe.train.steps;
   return inputs;

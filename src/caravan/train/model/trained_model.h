@@ -12,6 +12,7 @@
 #include "caravan/models/model.h"
 #include "caravan/optim/loss_scale.h"
 #include "caravan/optim/optimizer.h"
+#include "caravan/optim/spike_guard.h"
 #include "caravan/recipe/recipe.h"
 #include "caravan/schedule/stages.h"
 #include "caravan/step/stepper.h"
@@ -28,8 +29,9 @@ struct TrainedModel {
   std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Optimizer> optimizer;
-  std::optional<LossScale> loss_scale;  ///< for a run that computes in fp16
-  TrainingState tensors;                ///< all state of these
+  std::optional<LossScale> loss_scale;    ///< for a run that computes in fp16
+  std::optional<SpikeGuard> spike_guard;  ///< for a run that skips spikes
+  TrainingState tensors;                  ///< all state of these
 
   /// Bytes that this rank has allocated between steps, by kind.
   MemoryBytes bytes() const;
