@@ -2,7 +2,7 @@
 
 // What a program of your own needs, in one include: see docs/own_programs.md. It includes no header of torch::nn or
 // torch::optim, which cost seconds to compile: include the layers and the optimizer that you use. Further headers of
-// the library (models, data, plans, schedules) are included one by one.
+// the library (models, data, plans, schedules, samplers) are included one by one.
 
 // The job: processes, mesh, errors.
 #include "caravan/base/error.h"
@@ -11,6 +11,7 @@
 #include "caravan/session/session.h"
 
 // Your module, how ranks share its work, checkpoints.
+#include "caravan/session/autocast.h"
 #include "caravan/session/candidates.h"
 #include "caravan/session/parallelize.h"
 #include "caravan/session/plan_module.h"

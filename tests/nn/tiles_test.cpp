@@ -159,7 +159,7 @@ TEST(Tiles, EmbeddingEqualsAten) {
   uint64_t seed = 100;
   for (int round = 0; round < 20; ++round) {
     const int64_t rows = draw(seed, 1, 30), width = draw(seed, 1, 9);
-    Embedding embedding(rows, width);
+    Embedding embedding(rows, width, kInitStd);
     const auto values = values_of(embedding);
     cut_into(embedding, random_sizes(seed, rows));
     set_values(embedding, values);
@@ -172,7 +172,7 @@ TEST(Tiles, EmbeddingEqualsAten) {
     (want * weights).sum().backward();
     expect_equal(gradients_of(embedding), values);
   }
-  Embedding embedding(5, 2);
+  Embedding embedding(5, 2, kInitStd);
   const auto values = values_of(embedding);
   cut_into(embedding, {2, 3});
   set_values(embedding, values);

@@ -126,7 +126,7 @@ TEST(Typed, aSplitVocabularyMakesPartialRowsAndNoLoss) {
   const ForwardContext context{.layouts = &layouts};
   const at::Tensor ids = at::empty({2, 3}, at::TensorOptions().dtype(at::kLong).device(at::kMeta));
   layouts.set(ids, on("tp", Replicate{}));
-  Embedding embedding(8, 6);
+  Embedding embedding(8, 6, kInitStd);
   place(embedding, mesh, {{"weight", on("tp", Shard{0})}});
   const at::Tensor x = embedding(ids, context);
   EXPECT_EQ(layouts.of(x, ""), on("tp", Partial{}));

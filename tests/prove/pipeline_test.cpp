@@ -1,6 +1,6 @@
 /// Pipelines against one process: every schedule with a flush x stages x micro-batches x model x recompute, with every
-/// data-parallel technique and every way of splitting layers. CI runs a cover in which all pairs occur; the full
-/// product takes minutes: --gtest_also_run_disabled_tests.
+/// data-parallel technique and every way of splitting layers. CI runs a cover: all pairs of the first product, most of
+/// the others. The full product takes minutes: --gtest_also_run_disabled_tests.
 
 #include <algorithm>
 
@@ -61,7 +61,7 @@ ProveCase to_prove(Case of) {
           .lr = 0.05};  // nine layers grow a difference of the last bit fortyfold in three steps of 0.1
 }
 
-/// Every `stride`-th case. If the stride divides no setting's number of values, every pair of values occurs.
+/// Every `stride`-th case. The stride has no factor in common with any setting's number of values.
 void expect_every(const std::vector<Case>& cases, size_t stride) {
   for (size_t i = 0; i < cases.size(); i += stride) expect_holds(to_prove(cases[i]));
   ::testing::Test::RecordProperty("cases", static_cast<int>((cases.size() + stride - 1) / stride));
@@ -92,7 +92,7 @@ std::vector<Case> product() {
   return all;
 }
 
-TEST(FlushSchedules, MatchOneProcess) { expect_every(product(), 11); }
+TEST(FlushSchedules, MatchOneProcess) { expect_every(product(), 19); }
 TEST(FlushSchedules, DISABLED_AreOneProcessInTheFullProduct) { expect_every(product(), 1); }
 
 std::vector<Case> beside_data() {
@@ -129,7 +129,7 @@ std::vector<Case> beside_data() {
   return all;
 }
 
-TEST(PipelineBesideData, MatchesOneProcess) { expect_every(beside_data(), 11); }
+TEST(PipelineBesideData, MatchesOneProcess) { expect_every(beside_data(), 13); }
 TEST(PipelineBesideData, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_data(), 1); }
 
 struct SplitCase {
@@ -181,7 +181,7 @@ std::vector<Case> beside_splits() {
   return all;
 }
 
-TEST(PipelineBesideSplits, MatchesOneProcess) { expect_every(beside_splits(), 17); }
+TEST(PipelineBesideSplits, MatchesOneProcess) { expect_every(beside_splits(), 23); }
 TEST(PipelineBesideSplits, DISABLED_IsOneProcessInTheFullProduct) { expect_every(beside_splits(), 1); }
 
 /// What reaches a rank in bf16 is rounded as in one process that takes the same micro-batches.

@@ -220,6 +220,21 @@ TEST(ProveRecipe, NamesAPathThatNoProofTakes) {
   EXPECT_THAT(missing_paths(own, prove(prove_case(recipe)).paths), IsEmpty());
 }
 
+/// An optimizer of matrices runs too, and a fault in what it computes or sends is noticed.
+TEST(ProveRecipe, RunsAnOptimizerThatNeedsWholeMatrices) {
+  needs({"muon"});
+  const Recipe recipe = recipe_of({"optimizer.kind=muon", "data_parallel.technique=zero3", "mesh.dp=2", "mesh.tp=2"});
+  const RecipeProof proof = proof_of(recipe);
+  EXPECT_TRUE(proof.holds()) << proof.parts.back().proof.to_string();
+  EXPECT_EQ(proof.parts.back().what.optimizer_name, "muon");
+  for (const char* path : {"newton_schulz", "pieces of matrices", "updates of matrices"}) {
+    EXPECT_THAT(proof.paths(), Contains(Key(path)));
+    ProveCase what = case_of_optimizer(proof_recipe(recipe));
+    what.planted = {{path, 1.01}};
+    EXPECT_THAT(prove(what).to_string(), HasSubstr("update of")) << path;
+  }
+}
+
 /// The number of micro-batches that "auto" gives depends on the memory of the ranks.
 TEST(ProveRecipe, ProvesOneMicroBatchAndManyForAuto) {
   const Recipe recipe = recipe_of({"train.micro_batch=auto", "data_parallel.technique=zero2", "mesh.dp=2"});

@@ -110,7 +110,9 @@ TEST_F(OffloadTest, AllKindsBesideOtherTechniques) {
       {"mesh.cp=2", "model.dropout=0"},
       {"mesh.pp=2", "pipeline.micro_batches=4", "model.tie_embeddings=true"},
       {"mesh.pp=2", "pipeline.schedule=zb-h1", "pipeline.micro_batches=4"},
-      {"optimizer.kind=sgd", "optimizer.momentum=0.9"}};
+      {"optimizer.kind=sgd", "optimizer.momentum=0.9"},
+      {"optimizer.kind=lion", "optimizer.lr=1e-4"},
+      {"optimizer.groups=[{parameters = [\"*.bias\"], lr_factor = 3, weight_decay = 0.5}]"}};
   bool on_disk = false;
   for (const Keys& other : others) {
     const bool has_pipeline = other.front() == "mesh.pp=2";

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/init_std.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/norm.h"
 #include "caravan/nn/ops.h"
@@ -32,11 +33,6 @@ namespace {
 
 Linear::Options transform_options(const ModelConfig& config) { return {.in = config.width, .out = config.width}; }
 
-/// Of the stream, or of what a head of masked tokens makes of it.
-bool has_norm(const ModelConfig& config) {
-  return config.arch.has_last_norm() || (config.has_transform() && config.classes == 0);
-}
-
 }  // namespace
 
 Head::Head(const ModelConfig& config, Parameter* tied)
@@ -46,12 +42,13 @@ Head::Head(const ModelConfig& config, Parameter* tied)
       activation_(config.arch.activation),
       scale_(config.arch.scales_head ? 1 / std::sqrt(static_cast<double>(config.width)) : 1),
       transform_(config.has_transform() ? &register_module<Linear>("transform", transform_options(config)) : nullptr),
-      norm_(has_norm(config) ? &register_module<Norm>("norm", config, config.width) : nullptr),
+      norm_(config.has_head_norm() ? &register_module<Norm>("norm", config, config.width) : nullptr),
       dropout_(pools_ || config.arch.drops_output ? &register_module<Dropout>("dropout", config.dropout) : nullptr),
       weight_(tied != nullptr ? share_parameter(*tied)
                               : register_parameter("weight", {.shape = {config.num_outputs(), config.width},
-                                                              .init = {Init::Kind::normal, kInitStd},
-                                                              .decays = true})),
+                                                              .init = {Init::Kind::normal, embedding_init_std(config)},
+                                                              .decays = true,
+                                                              .matrices = 0})),
       bias_(config.has_transform()
                 ? &register_parameter("bias", {.shape = {config.num_outputs()}, .init = {}, .decays = false})
                 : nullptr),

@@ -54,7 +54,6 @@ class Head final : public Module, public Tileable {
   Tensors forward(Tensors inputs, const ForwardContext& context) override;
 
  private:
-  Parameter& add_weight(const ModelConfig& config);
   at::Tensor hidden(const at::Tensor& stream, const ForwardContext& context);
 
   bool has_encoder_;
@@ -65,8 +64,8 @@ class Head final : public Module, public Tileable {
   Linear* transform_;  ///< null: none
   Norm* norm_;         ///< the same
   Dropout* dropout_;
-  Parameter& weight_;  ///< [vocabulary, width]
-  Parameter* bias_;    ///< [vocabulary]; null: none
+  Parameter& weight_;  ///< [ModelConfig::num_outputs(), width]
+  Parameter* bias_;    ///< of as many rows; null: none
   Logits& logits_;
   CrossEntropy& loss_;
   Tiles tiles_{};

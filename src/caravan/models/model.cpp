@@ -51,7 +51,9 @@ Model::Model(const ModelConfig& config)
       blocks_(register_module<BlockList>("blocks", config_)),
       head_(register_module<Head>("head", config_, config_.ties_head() ? &embedding_.token_weight() : nullptr)) {
   if (!config_.lora.is_used()) return;
-  for (Parameter* parameter : parameters()) parameter->set_requires_grad(false);
+  for (Parameter* parameter : parameters()) {
+    parameter->set_requires_grad(is_saved_with_adapters(config_, parameter->name()));
+  }
   for (const LinearShape& layer : adapted_layers(config_)) {
     dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora.rank, config_.lora.scale());
   }

@@ -117,6 +117,10 @@ void check_texts(const ModelConfig& c) {
            fmt::format("{} in layers that see a whole text", c.window > 0 ? "a window" : "slopes"),
            c.window > 0 ? "use window = 0" : "use \"buckets\", \"rotary\" or \"learned\"");
   }
+  if (c.arch.head == HeadKind::masked && c.classes == 0 && c.arch.has_last_norm()) {
+    refuse("head", "a head of masked tokens, whose norm is not that of the stream",
+           "use norm_place = \"sum\", or head = \"language\"");
+  }
   if (!c.has_encoder()) return;
   if (!c.arch.is_causal) {
     refuse("causal", "a decoder that reads an encoder's states and sees its whole text", "use causal = true");
@@ -294,9 +298,8 @@ int64_t ModelConfig::num_parameters() const noexcept {
     of_encoder += stacks + (arch.has_last_norm() ? norm : 0);
   }
   const int64_t words = (vocabulary + token_types + (arch.positions == Positions::learned ? context : 0)) * width;
-  int64_t head = (ties_head() ? 0 : num_outputs() * width) + (arch.has_last_norm() ? norm : 0);
+  int64_t head = (ties_head() ? 0 : num_outputs() * width) + (has_head_norm() ? norm : 0);
   if (has_transform()) head += width * width + width + num_outputs();
-  if (has_transform() && classes == 0 && !arch.has_last_norm()) head += norm;
   return words + (arch.embedding_norm ? norm : 0) + stacks + layers * layer + feeds + of_encoder + head +
          adapter_parameters(*this);
 }

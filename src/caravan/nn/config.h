@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "caravan/nn/architecture.h"
@@ -42,8 +43,9 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const = default;
 };
 
-/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights are frozen, and each chosen linear layer computes W x +
-/// alpha / rank B A x, in which A [rank, in] and B [out, rank] are trained. B starts at zero.
+/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights but a head of classes are frozen, and each chosen
+/// linear layer computes W x + alpha / rank B A x, in which A [rank, in] and B [out, rank] are trained. B starts at
+/// zero.
 struct LoraConfig {
   int64_t rank = 0;  ///< 0: no adapters, all weights are trained
   double alpha = 16;
@@ -116,6 +118,12 @@ struct ModelConfig {
   bool ties_head() const noexcept { return tie_embeddings && classes == 0; }
   /// Whether the head transforms its input by a linear layer: of classes, or masked tokens, of an encoder.
   bool has_transform() const noexcept { return classes > 0 ? !arch.is_causal : arch.head == HeadKind::masked; }
+  /// Whether the head has a norm: of the stream, or of what it makes of masked tokens.
+  bool has_head_norm() const noexcept { return arch.has_last_norm() || (has_transform() && classes == 0); }
+  /// Whether a parameter is what a base model lacks: of the head, without the norm of the stream.
+  bool is_of_head(std::string_view parameter) const noexcept {
+    return parameter.starts_with("head.") && !(arch.has_last_norm() && parameter.starts_with("head.norm."));
+  }
   bool rotates(int64_t layer) const noexcept { return arch.rotates() && !unrotated_layers.has(layer); }
 
   /// Throws UsageError on the first impossible value. Its subject is the key ("model.heads"), its action the nearest

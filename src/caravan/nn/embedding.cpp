@@ -22,6 +22,7 @@
 #include "caravan/module/path.h"
 #include "caravan/nn/accumulate_grad.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/init_std.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
 
@@ -201,9 +202,9 @@ at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view 
   return RowsOf::apply(rows, ids, weight, first_row);
 }
 
-Embedding::Embedding(int64_t rows, int64_t width)
-    : weight_(register_parameter("weight",
-                                 {.shape = {rows, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
+Embedding::Embedding(int64_t rows, int64_t width, double init_std)
+    : weight_(register_parameter(
+          "weight", {.shape = {rows, width}, .init = {Init::Kind::normal, init_std}, .decays = true, .matrices = 0})) {}
 
 at::Tensor Embedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bs,vf->bsf", "", {{1}}};
@@ -224,7 +225,8 @@ std::vector<Module*> Embedding::cut(const std::vector<std::vector<TileCut>>& cut
 
 PositionEmbedding::PositionEmbedding(int64_t context, int64_t width)
     : weight_(register_parameter(
-          "weight", {.shape = {context, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
+          "weight",
+          {.shape = {context, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true, .matrices = 0})) {}
 
 at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bsf,pf->bsf", "p", {{0}, {1}}};
@@ -236,8 +238,9 @@ at::Tensor PositionEmbedding::forward(const at::Tensor& input, const ForwardCont
 }
 
 TypeEmbedding::TypeEmbedding(int64_t types, int64_t width)
-    : weight_(register_parameter("weight",
-                                 {.shape = {types, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true})) {}
+    : weight_(register_parameter(
+          "weight", {.shape = {types, width}, .init = {Init::Kind::normal, kInitStd}, .decays = true, .matrices = 0})) {
+}
 
 at::Tensor TypeEmbedding::forward(const at::Tensor& input, const ForwardContext& context) {
   static const OpType kType{"bsf,tf->bsf", "t", {{0}, {1}}};
@@ -258,7 +261,7 @@ InputEmbedding::InputEmbedding(const ModelConfig& config)
     : context_(config.context),
       source_context_(config.source_context),
       scale_(config.arch.scales_embedding ? std::sqrt(static_cast<double>(config.width)) : 1),
-      token_(register_module<Embedding>("token", config.vocabulary, config.width)),
+      token_(register_module<Embedding>("token", config.vocabulary, config.width, embedding_init_std(config))),
       type_(config.token_types > 0 ? &register_module<TypeEmbedding>("type", config.token_types, config.width)
                                    : nullptr),
       position_(config.arch.positions == Positions::learned

@@ -18,7 +18,7 @@ at::Tensor embedding(const at::Tensor& ids, Parameter& weight, std::string_view 
 /// embedding of ids [batch, sequence].
 class Embedding final : public Layer, public Tileable {
  public:
-  Embedding(int64_t rows, int64_t width);
+  Embedding(int64_t rows, int64_t width, double init_std);
   Parameter& weight() noexcept { return weight_; }
   /// The table is split over ranks, and this rank has the rows from `first_row` on.
   void set_first_row(int64_t first_row) noexcept { first_row_ = first_row; }

@@ -80,6 +80,10 @@ int64_t adapter_parameters(const ModelConfig& config) {
 
 bool is_of_adapter(std::string_view parameter) { return parameter.find(kAdapter) != std::string_view::npos; }
 
+bool is_saved_with_adapters(const ModelConfig& config, std::string_view parameter) {
+  return config.classes > 0 && config.is_of_head(parameter);
+}
+
 void check_lora(const ModelConfig& config) {
   const LoraConfig& lora = config.lora;
   if (lora.rank < 0 || lora.rank > 1 << 16) {

@@ -29,6 +29,8 @@ bool has_adapter(const ModelConfig& config, std::string_view name);
 int64_t adapter_parameters(const ModelConfig& config);
 /// Whether a parameter of this name belongs to an adapter.
 bool is_of_adapter(std::string_view parameter);
+/// Whether it is trained with the adapters without being one: of a head of classes, which no base model has.
+bool is_saved_with_adapters(const ModelConfig& config, std::string_view parameter);
 
 /// Throws UsageError for an impossible rank or alpha, and for a target that no linear layer matches, naming the
 /// nearest.

@@ -1,5 +1,6 @@
 #include "caravan/nn/mlp.h"
 
+#include "caravan/nn/init_std.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {
@@ -7,15 +8,19 @@ namespace caravan {
 Mlp::Mlp(const ModelConfig& config, int64_t hidden)
     : activation_(config.arch.activation),
       gate_(config.arch.is_gated
-                ? &register_module<Linear>(
-                      "gate", Linear::Options{.in = config.width, .out = hidden, .bias = config.arch.mlp_bias})
+                ? &register_module<Linear>("gate", Linear::Options{.in = config.width,
+                                                                   .out = hidden,
+                                                                   .bias = config.arch.mlp_bias,
+                                                                   .init_std = input_init_std(config, config.width)})
                 : nullptr),
-      up_(register_module<Linear>("up",
-                                  Linear::Options{.in = config.width, .out = hidden, .bias = config.arch.mlp_bias})),
-      down_(register_module<Linear>(
-          "down",
-          Linear::Options{
-              .in = hidden, .out = config.width, .bias = config.arch.mlp_bias, .init_std = residual_init_std(config)})),
+      up_(register_module<Linear>("up", Linear::Options{.in = config.width,
+                                                        .out = hidden,
+                                                        .bias = config.arch.mlp_bias,
+                                                        .init_std = input_init_std(config, config.width)})),
+      down_(register_module<Linear>("down", Linear::Options{.in = hidden,
+                                                            .out = config.width,
+                                                            .bias = config.arch.mlp_bias,
+                                                            .init_std = output_init_std(config, hidden)})),
       dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
 
 at::Tensor Mlp::forward(const at::Tensor& input, const ForwardContext& context) {

@@ -27,6 +27,7 @@ struct StepSizes {
 
 Recipe with_sizes(Recipe recipe, const StepSizes& sizes, const BatchPlan& plan) {
   recipe.model = first_layers(recipe.model, std::accumulate(sizes.layers.begin(), sizes.layers.end(), int64_t{0}));
+  recipe.optimizer.groups.clear();  // they may name a layer that is left out, and take no time
   if (!recipe.pipeline.is_used()) return recipe;
   recipe.pipeline.schedule.set("cut", sizes.layers);
   recipe.pipeline.schedule.set("micro_batches", sizes.micro_batches);

@@ -91,13 +91,13 @@ Proof proof_of(const nlohmann::json& json) {
 std::string ProveCase::to_string() const {
   const char* sharded = dtype == at::kDouble ? "fp64" : "fp32";
   const char* computes = compute_dtype == at::kBFloat16 ? "bf16" : compute_dtype == at::kHalf ? "fp16" : sharded;
-  return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}{}, {} {}SGD steps", name,
+  return fmt::format("{} on {}: {}{}{}, {} layers of width {}, {}{}, {} micro-batch{}{}, {} {}{} steps", name,
                      caravan::to_string(axes), model.arch.name, model.tie_embeddings ? " with tied embeddings" : "",
                      has_documents ? ", packed documents" : "", model.layers, model.width, computes,
                      model.dropout > 0 ? fmt::format(", dropout {}", model.dropout) : "", num_micro_batches,
                      num_micro_batches == 1 ? "" : "es",
                      deal.is_even() ? "" : fmt::format(" of {} sequences", join(deal.rows, " and ")), num_steps,
-                     clip_norm > 0 ? "clipped " : "");
+                     clip_norm > 0 ? "clipped " : "", optimizer_name);
 }
 
 std::string Proof::Step::to_string() const {

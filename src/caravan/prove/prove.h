@@ -19,6 +19,8 @@
 
 namespace caravan {
 
+class Optimizer;
+struct FlatState;
 struct Recipe;
 
 /// A strategy, and what it installed on the model (hooks, an AppliedPlan), which is kept as long as the model runs.
@@ -46,6 +48,10 @@ struct ProveCase {
   std::optional<double> tolerance{};          ///< largest relative error; nothing: depends on the dtypes
   int num_steps = 3;
   double lr = 0.5;
+  /// What updates the parameters, in one process too; empty: SGD, after which an update tells of every element of a
+  /// gradient how large it is.
+  std::function<std::unique_ptr<Optimizer>(FlatState& state)> optimizer{};
+  std::string optimizer_name = "SGD";
   double clip_norm = 0.5;  ///< below the norms of the models of shrunken(), so that every step clips
   uint64_t seed = 1;
   /// A step does not see the update before it: neither on the ranks, whose strategy says so, nor in the one process.
@@ -132,6 +138,10 @@ PathCounts paths_of_step(const ProveCase& what, const std::shared_ptr<Communicat
 
 /// Makes a case of a recipe whose sizes fit (proof_recipe, own_step_recipe), without what left_out_of_proof names.
 ProveCase case_of_recipe(const Recipe& recipe);
+
+/// The same in fp64 with the recipe's optimizer: for one that is not element-wise, and so depends on layouts. It would
+/// enlarge roundings of gradients in fp32 beyond the tolerance.
+ProveCase case_of_optimizer(const Recipe& recipe);
 
 /// Makes a case of any recipe: case_of_recipe of its proof_recipe.
 ProveCase prove_case(const Recipe& recipe);

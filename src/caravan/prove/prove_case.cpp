@@ -2,6 +2,7 @@
 
 #include "caravan/base/system/file.h"
 #include "caravan/base/text.h"
+#include "caravan/optim/make_optimizer.h"
 #include "caravan/prove/proof_recipe.h"
 #include "caravan/prove/prove.h"
 #include "caravan/prove/trace.h"
@@ -82,6 +83,16 @@ ProveCase case_of_recipe(const Recipe& recipe) {
     choice.waits_for_norm = true;
   }
   what.arrange = [choice](Model& model, Mesh& mesh) { return Arrangement(make_strategy(choice, model, mesh)); };
+  return what;
+}
+
+ProveCase case_of_optimizer(const Recipe& recipe) {
+  ProveCase what = case_of_recipe(in_fp32(recipe));
+  Setting kind = recipe.optimizer.kind;
+  if (kind.reads("epsilon")) kind.set("epsilon", 1e-3);  // else gradients of nothing but rounding become updates
+  what.optimizer = [kind](FlatState& state) { return make_optimizer(kind, state); };
+  what.optimizer_name = kind.name();
+  what.dtype = at::kDouble;
   return what;
 }
 

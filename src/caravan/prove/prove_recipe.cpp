@@ -52,7 +52,7 @@ class RecipeProver {
     const int64_t memory = std::stoll(broadcast_text(*world_, std::to_string(options_.memory_bytes), 0, "memory"));
     for (const Recipe& variant : variants_)
       found_.own_steps.push_back(case_of_recipe(own_step_recipe(variant, memory)));
-    if (!prove_dropouts() || !prove_variants()) return std::move(found_);
+    if (!prove_dropouts() || !prove_variants() || !prove_optimizer()) return std::move(found_);
     for (const ProveCase& step : found_.own_steps) add_paths(found_.own_paths, paths_of_step(step, world_));
     find_algorithms();
     prove_algorithms();
@@ -72,8 +72,9 @@ class RecipeProver {
   }
 
   /// Returns false if the proof does not hold.
-  bool add(const std::string& why, const Recipe& recipe) {
-    RecipeProof::Part part{.why = why, .what = case_of_recipe(recipe)};
+  bool add(const std::string& why, const Recipe& recipe) { return add(why, case_of_recipe(recipe)); }
+  bool add(const std::string& why, ProveCase what) {
+    RecipeProof::Part part{.why = why, .what = std::move(what)};
     part.what.finds_summands = !rounds_to_16_bits(part.what);
     part.what.planted = options_.planted;
     part.proof = prove(part.what, world_);
@@ -99,6 +100,13 @@ class RecipeProver {
       if (!add(why, proof_recipe(variants_[i]))) return false;
     }
     return true;
+  }
+
+  /// An optimizer that is element-wise is the same for all layouts.
+  bool prove_optimizer() {
+    const Setting& optimizer = recipe_.optimizer.kind;
+    if (optimizer.traits().needs.empty()) return true;
+    return add(fmt::format("with optimizer {}, in fp64", optimizer.name()), case_of_optimizer(proof_recipe(recipe_)));
   }
 
   /// A run has more ranks and other sizes than its proof, and a table chooses by these.

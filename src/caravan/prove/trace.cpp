@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
@@ -104,6 +105,10 @@ class CaseRun {
             .clip_norm = what_.clip_norm,
             .loss_scale = loss_scale_ ? &*loss_scale_ : nullptr};
   }
+  /// Without state of earlier steps.
+  std::unique_ptr<Optimizer> make_optimizer() {
+    return what_.optimizer ? what_.optimizer(engine_.state()) : std::make_unique<Sgd>(engine_.state());
+  }
   int64_t slice_rows(int num_micro_batches) const;
   void fill(uint64_t seed);
   void write(const std::vector<at::Tensor>& values);
@@ -121,7 +126,6 @@ class CaseRun {
   std::vector<std::string> names_;  ///< of the parameters of the model that is not arranged yet, without tiles
   Arrangement arrangement_;
   Engine engine_;
-  Sgd optimizer_;
   std::optional<LossScale> loss_scale_;
 };
 
@@ -134,8 +138,7 @@ CaseRun::CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& wor
       model_(what.model),
       names_(parameter_names(model_)),
       arrangement_(computing_in(what.compute_dtype, arrange(model_, mesh_))),
-      engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = is_new}),
-      optimizer_(engine_.state()) {
+      engine_(model_, mesh_, arrangement_.strategy, {.seed = what.seed, .dtype = what.dtype, .initialise = is_new}) {
   if (what.compute_dtype == at::kHalf) loss_scale_.emplace(kLossScale);
   if (rows_ > 0) return;
   rows_ = 2 * what.num_micro_batches;
@@ -247,7 +250,8 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
   trace.slice_rows = slice_rows(num_micro_batches);
   const auto is_tile = [](const Parameter* parameter) { return parameter->tile_of() != nullptr; };
   trace.splits_products = splits_products(strategy) || std::ranges::any_of(model_.parameters(), is_tile);
-  TrainStep train_step(engine_, optimizer_, options(num_micro_batches));
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer();
+  TrainStep train_step(engine_, *optimizer, options(num_micro_batches));
   const bool starts_anew = rounds_to_16_bits(what_);
   for (int step = 0; step < what_.num_steps; ++step) {
     if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
@@ -279,10 +283,11 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
 }
 
 std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer();
   fill(what_.seed);
   std::vector<std::vector<at::Tensor>> all;
   const TrainBatch whole = batch(0);
-  TrainStep train_step(engine_, optimizer_, options(1));
+  TrainStep train_step(engine_, *optimizer, options(1));
   for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
     const Box slice{{first, 0}, {slice_rows, what_.model.row_length()}};
     train_step.run(piece_of(whole, slice), 0, /*lr=*/0, false, [&](const StepResult&) { all.push_back(gradients()); });
@@ -292,7 +297,8 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
 
 /// Runs a step as a run does.
 void CaseRun::step(PathLog& paths) {
-  TrainStep train_step(engine_, optimizer_, options(what_.num_micro_batches));
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer();
+  TrainStep train_step(engine_, *optimizer, options(what_.num_micro_batches));
   const PathScope counted(&paths);
   train_step.run(piece_of_rank(engine_, batch(0), deal_), 0, what_.lr);
 }

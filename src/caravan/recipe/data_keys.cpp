@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -82,6 +83,34 @@ RecipeKey data_tokenizer() {
           }};
 }
 
+/// A field of JSON lines that every line has.
+RecipeKey field_name(KeyName name, std::string help, Field<std::string> field) {
+  RecipeKey key = text(std::move(name), std::move(help), std::move(field));
+  key.set = [set = key.set](Recipe& recipe, const RecipeValue& value) -> std::string {
+    const auto* given = std::get_if<std::string>(&value);
+    return given != nullptr && given->empty() ? "names no field" : set(recipe, value);
+  };
+  return key;
+}
+
+/// The names of the classes; [] for those that the records have.
+RecipeKey class_names() {
+  RecipeKey key = texts({"data.classes", OnResume::content},
+                        "classify: the names of the classes, in order; []: those of the training records, sorted",
+                        FIELD(data.task.classes));
+  key.set = [set = key.set](Recipe& recipe, const RecipeValue& value) -> std::string {
+    const auto* names = std::get_if<std::vector<std::string>>(&value);
+    if (names != nullptr && names->empty()) {
+      recipe.data.task.classes.clear();
+      return "";
+    }
+    if (names == nullptr || names->size() < 2) return "names one class: two or more are told apart";
+    const std::set<std::string> distinct(names->begin(), names->end());
+    return distinct.size() < names->size() ? "names a class twice" : set(recipe, value);
+  };
+  return key;
+}
+
 /// `key`, which is used with some values of data.task only.
 RecipeKey of_tasks(RecipeKey key, const std::vector<std::string>& tasks) {
   std::vector<std::string> quoted;
@@ -93,6 +122,18 @@ RecipeKey of_tasks(RecipeKey key, const std::vector<std::string>& tasks) {
   // Another reason of the key to be idle comes second.
   key.idle = [is_used, reason, idle = key.idle](const Recipe& recipe) {
     return is_used(recipe) ? idle(recipe) : reason;
+  };
+  return key;
+}
+
+/// Chats are whole unless the recipe says otherwise.
+RecipeKey data_fill() {
+  RecipeKey key = choice({"data.fill", OnResume::history},
+                         "sequences are windows of the text (\"stream\"), or hold whole documents and chats "
+                         "(\"best_fit\", for chats the default)",
+                         FIELD(data.fill), {"stream", "best_fit"});
+  key.get = [](const Recipe& recipe) -> RecipeValue {
+    return std::string(recipe.data.fills_best() ? "best_fit" : "stream");
   };
   return key;
 }
@@ -118,15 +159,16 @@ std::vector<RecipeKey> task_keys() {
                     "classify: field of JSON lines that has a second text; \"\": there is one text",
                     FIELD(data.task.pair_field)),
                {"classify"}),
-      of_tasks(text({"data.label_field", OnResume::content},
-                    "classify: field of JSON lines that has the class, a name or a whole number",
-                    FIELD(data.task.label_field)),
+      of_tasks(field_name({"data.label_field", OnResume::content},
+                          "classify: field of JSON lines that has the class, a name or a whole number",
+                          FIELD(data.task.label_field)),
                {"classify"}),
-      of_tasks(text({"data.source_field", OnResume::content}, "pairs: field of JSON lines that has the source",
-                    FIELD(data.task.source_field)),
+      of_tasks(class_names(), {"classify"}),
+      of_tasks(field_name({"data.source_field", OnResume::content}, "pairs: field of JSON lines that has the source",
+                          FIELD(data.task.source_field)),
                {"pairs"}),
-      of_tasks(text({"data.target_field", OnResume::content}, "pairs: field of JSON lines that has the target",
-                    FIELD(data.task.target_field)),
+      of_tasks(field_name({"data.target_field", OnResume::content}, "pairs: field of JSON lines that has the target",
+                          FIELD(data.task.target_field)),
                {"pairs"}),
   };
 }
@@ -171,6 +213,7 @@ std::vector<RecipeKey> text_keys() {
       of_tasks(choice({"data.pack", OnResume::history}, "documents in one sequence see each other, or each only itself",
                       FIELD(data.pack), {"none", "documents"}),
                {"next"}),
+      of_tasks(data_fill(), {"next"}),
       only_with(
           choice({"data.positions", OnResume::history},
                  "positions in a packed document: restart from 0, or continue along the sequence",

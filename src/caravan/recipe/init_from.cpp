@@ -1,5 +1,8 @@
 #include "caravan/recipe/init_from.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
@@ -17,7 +20,8 @@ namespace fs = std::filesystem;
 /// Whether a model with another value of this key can take the same weights and computes the same function of a text.
 bool may_differ(const RecipeKey& key) {
   const OnResume role = key.on_resume;
-  return key.name == "model.context" || (role != OnResume::shape && role != OnResume::function);
+  return key.name == "model.context" || key.name == "model.source_context" || key.name == "model.classes" ||
+         (role != OnResume::shape && role != OnResume::function);
 }
 
 /// A learned vector for each position.
@@ -61,6 +65,15 @@ void take_keys(Recipe& merged, const Recipe& recipe, std::string_view prefix, co
     }
     key.set(merged, given);
   }
+}
+
+/// Until the data tells how many classes there are, as many as the recipe or its source names, or two: so that whatever
+/// needs no data has the right head.
+void expect_classes(Recipe& recipe) {
+  const TaskChoice& task = recipe.data.task;
+  if (task.kind != "classify" || recipe.model.classes > 0) return;
+  const std::vector<std::string>& named = task.classes.empty() ? task.source_classes : task.classes;
+  recipe.model.classes = std::max<int64_t>(2, std::ssize(named));
 }
 
 void apply_adapter(Recipe& recipe, const fs::path& recipe_folder) {
@@ -112,6 +125,7 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
     const InitSource source = read_init_source(find_source(recipe.train.init_from, recipe_folder));
     Recipe merged = recipe;
     merged.model = source.model;
+    merged.model.classes = 0;  // those of the data
     take_keys(merged, recipe, "model.", "train.init_from", source.folder);
     take_keys(merged, recipe, "moe.", "train.init_from", source.folder);
     if (source.model.lora.is_used()) {
@@ -124,12 +138,14 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
       merged.model.lora = recipe.model.lora;
     }
     recipe.model = merged.model;
+    recipe.data.task.source_classes = source.tokens.classes;
     check_context(recipe, source);
     recipe.train.init_from = source.folder.string();
     if (!recipe.locations.contains("data.tokenizer")) {
       recipe.data.tokenizer = (source.text / "tokenizer.json").string();
     }
   }
+  expect_classes(recipe);
   if (!recipe.train.adapter.empty()) apply_adapter(recipe, recipe_folder);
 }
 

@@ -14,6 +14,7 @@ struct InitSource {
   ModelConfig model;
   SpecialTokens tokens;
   std::filesystem::path text;       ///< the folder with its tokenizer.json and text settings
+  bool keeps_head = true;           ///< what its head says is what the run learns: the next token, or the same classes
   std::filesystem::path adapter{};  ///< a folder with separate adapters, in PEFT's format; "": none
 };
 
@@ -26,8 +27,9 @@ InitSource init_source(const Recipe& recipe);
 
 /// Looks train.init_from up in the current folder and then beside the recipe, and takes from it what the recipe does
 /// not give: the model's keys and the tokenizer. The key becomes the absolute path. Throws UsageError for a key that
-/// contradicts the weights, naming both values; the context, dropout and losses of experts may differ, and adapters may
-/// be added. lora.adapter is looked up in the same way, and gives the rank, alpha and targets of the adapters.
+/// contradicts the weights, naming both values; contexts, dropout, classes and losses of experts may differ, and
+/// adapters may be added. A model that classifies texts gets classes. lora.adapter is looked up in the same way, and
+/// gives the rank, alpha and targets of the adapters.
 void apply_init_from(Recipe& recipe, const std::filesystem::path& recipe_folder);
 
 }  // namespace caravan

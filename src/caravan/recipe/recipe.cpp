@@ -40,6 +40,11 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
+  if (recipe.data.has_chats() && !recipe.data.fills_best()) {
+    notes.push_back(
+        "data.fill = \"stream\" cuts chats where sequences end, and answers lose their questions: \"best_fit\" keeps "
+        "chats whole");
+  }
   if (recipe.offload.reads("delayed_update") && recipe.offload.flag("delayed_update")) {
     const int64_t after = recipe.offload.whole("delay_after");
     if (steps > 0 && after >= steps) {

@@ -43,6 +43,8 @@ struct Recipe {
     std::string pack = "none";          ///< or "documents": documents in one sequence do not see each other
     std::string positions = "restart";  ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
+    std::string fill{};  ///< "stream": sequences are windows; "best_fit": whole documents; "": the latter for chats
+    bool fills_best() const { return fill.empty() ? has_chats() : fill == "best_fit"; }
   } data;
 
   struct Train {
@@ -65,8 +67,9 @@ struct Recipe {
     Setting kind{"optimizer"};
     LearningRate rate{.lr = 3e-3, .warmup_steps = 50};  ///< total_steps is train.steps
     double clip_norm = 1.0;                             ///< 0: no clipping
+    double skip_spikes = 0;                             ///< standard deviations; 0: none is skipped
+    std::vector<ParameterGroup> groups{};               ///< a parameter is of the first that names it
   } optimizer;
-
   PrecisionChoice precision;
 
   struct Comm {
@@ -101,6 +104,7 @@ struct Recipe {
   struct Log {
     bool csv = false;          ///< metrics.csv beside train.log
     bool tensorboard = false;  ///< event files
+    int64_t tensors = 0;       ///< steps between two lines with the norms of each layer; 0: none
   } log;
 
   struct Checkpoint {
@@ -135,13 +139,14 @@ struct Recipe {
 /// Reads a recipe file ("": the defaults) and applies `overrides` of the form "section.key=value". The value is TOML,
 /// or a plain string if it does not parse as TOML. Throws UsageError naming file, line and the nearest valid choice for
 /// an unknown key, a wrong type or an impossible value.
-///
 /// A recipe.toml next to checkpoints refers to its own folder, also after the folder was moved: checkpoint.dir and the
 /// run's tokenizer.json follow, unless overridden.
 Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
+enum class RecipeWriter : uint8_t { user, run };  ///< a run gives every key in use: those it lacks did not exist yet
 /// The same from text, such as that in a checkpoint's manifest. `source` names it in errors.
-Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides = {});
+Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides = {},
+                    RecipeWriter writer = RecipeWriter::user);
 
 /// The recipe as TOML: every key in use, in the order of recipe_keys().
 std::string to_toml(const Recipe& recipe);

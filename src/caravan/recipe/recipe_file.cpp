@@ -158,7 +158,6 @@ void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
   }
 }
 
-/// Checks the rules between keys: unused keys that are given, and values that conflict.
 /// Refuses what the model cannot learn.
 void check_task(const Recipe& recipe) {
   const ModelConfig& model = recipe.model;
@@ -180,20 +179,30 @@ void check_task(const Recipe& recipe) {
   }
 }
 
-void check_whole(Recipe& recipe) {
-  for (const RecipeKey& key : recipe_keys()) {
-    const std::string reason = key.idle(recipe);
-    if (!reason.empty() && recipe.locations.contains(key.name)) {
-      refuse(key.name, reason, recipe.where(key.name), "leave it out");
-    }
-  }
-  ModelConfig model = recipe.model;
+/// A source is read by an encoder: the first of the layers.
+void check_encoder(const Recipe& recipe) {
+  const ModelConfig& model = recipe.model;
   const ArchitectureRow* row = find_architecture(model.arch.name);
   if (row != nullptr && row->base.has_encoder() && !model.has_encoder()) {
     refuse("model.encoder_layers", fmt::format("is 0, and {} has an encoder", row->name), recipe.where("model.kind"),
            fmt::format("use encoder_layers = {} of {} layers, and a source_context",
                        std::max<int64_t>(model.layers / 2, 1), std::max<int64_t>(model.layers, 2)));
   }
+}
+
+/// Checks the rules between keys: unused keys that are given, and values that conflict.
+void check_whole(Recipe& recipe) {
+  check_encoder(recipe);
+  for (const RecipeKey& key : recipe_keys()) {
+    const std::string reason = key.idle(recipe);
+    if (!reason.empty() && recipe.locations.contains(key.name)) {
+      refuse(key.name, reason, recipe.where(key.name), "leave it out");
+    }
+  }
+  for (const Setting& setting : {recipe.optimizer.kind, recipe.optimizer.rate.schedule}) {
+    if (const auto misfit = setting.entry().check(setting, 1)) recipe.refuse(misfit->key, misfit->fact, misfit->action);
+  }
+  ModelConfig model = recipe.model;
   check_task(recipe);
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
@@ -205,8 +214,10 @@ void check_whole(Recipe& recipe) {
 
 }  // namespace
 
-Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides) {
+Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides,
+                    RecipeWriter writer) {
   Recipe recipe;
+  if (writer == RecipeWriter::run) recipe.data.fill = "stream";
   apply_table(recipe, parse(toml, source), {source});
   const std::set<std::string> used_in_file = used_keys(recipe);
   for (const std::string& override : overrides) apply_override(recipe, override);
@@ -219,9 +230,15 @@ Recipe parse_recipe(const std::string& toml, const std::string& source, const st
 
 namespace {
 
-void follow_moved_run(Recipe& recipe, const std::filesystem::path& file) {
-  const std::filesystem::path run = file.has_parent_path() ? file.parent_path() : ".";
-  if (file.filename() != "recipe.toml" || list_checkpoints(run).empty()) return;
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  return file.has_parent_path() ? file.parent_path() : ".";
+}
+
+bool is_of_run(const std::filesystem::path& file) {
+  return file.filename() == "recipe.toml" && !list_checkpoints(folder_of(file)).empty();
+}
+
+void follow_moved_run(Recipe& recipe, const std::filesystem::path& run) {
   const auto is_of_file = [&](const char* key) { return !recipe.where(key).starts_with("--set"); };
   const std::filesystem::path before = recipe.checkpoint.dir;
   if (is_of_file("checkpoint.dir")) recipe.checkpoint.dir = run.string();
@@ -277,11 +294,12 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   if (!text) {
     refuse(file.string(), "cannot be read", "", "name a TOML file, or leave it out for the default recipe");
   }
-  Recipe recipe = parse_recipe(*text, file.string(), overrides);
+  const bool is_runs_own = is_of_run(file);
+  Recipe recipe = parse_recipe(*text, file.string(), overrides, is_runs_own ? RecipeWriter::run : RecipeWriter::user);
   recipe.name = file.stem().string();
   recipe.folder = file.parent_path();
   read_table(recipe);
-  follow_moved_run(recipe, file);
+  if (is_runs_own) follow_moved_run(recipe, folder_of(file));
   return recipe;
 }
 

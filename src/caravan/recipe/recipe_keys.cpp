@@ -53,6 +53,36 @@ std::vector<RecipeKey> training_keys() {
   };
 }
 
+/// What is wrong with a group; "" if nothing.
+std::string wrong_group(const ParameterGroup& group) {
+  if (std::ranges::find(group.parameters, "") != group.parameters.end()) return "names a parameter \"\"";
+  std::string wrong = out_of({0, 1e6}, group.lr_factor);
+  if (!wrong.empty()) return "lr_factor " + wrong;
+  if (group.weight_decay) wrong = out_of({0, 1e3}, *group.weight_decay);
+  return wrong.empty() ? "" : "weight_decay " + wrong;
+}
+
+RecipeKey parameter_groups() {
+  return {{"optimizer.groups", OnResume::listed},
+          "parameters by names, with their learning rate and decay: [{parameters = [\"embedding.*\"], lr_factor = 0.1, "
+          "weight_decay = 0.0}]; [] : none",
+          [](const Recipe& recipe) -> RecipeValue { return recipe.optimizer.groups; },
+          [](Recipe& recipe, const RecipeValue& value) -> std::string {
+            const auto* texts = std::get_if<std::vector<std::string>>(&value);
+            const bool is_empty = texts != nullptr && texts->empty();
+            const auto* groups = std::get_if<std::vector<ParameterGroup>>(&value);
+            if (groups == nullptr && !is_empty) {
+              return is_not(value, "a list of {parameters = [NAMES], lr_factor = NUMBER, weight_decay = NUMBER}");
+            }
+            const std::vector<ParameterGroup> taken = is_empty ? std::vector<ParameterGroup>{} : *groups;
+            for (const ParameterGroup& group : taken) {
+              if (std::string wrong = wrong_group(group); !wrong.empty()) return wrong;
+            }
+            recipe.optimizer.groups = taken;
+            return "";
+          }};
+}
+
 std::vector<RecipeKey> optimizer_keys() {
   std::vector<RecipeKey> keys = family_keys("optimizer", FIELD(optimizer.kind));
   keys.push_back(real({"optimizer.lr", OnResume::listed}, "peak learning rate", FIELD(optimizer.rate.lr), {0}));
@@ -61,6 +91,10 @@ std::vector<RecipeKey> optimizer_keys() {
                          FIELD(optimizer.rate.warmup_steps), {0}));
   keys.push_back(real({"optimizer.clip_norm", OnResume::listed}, "clip the gradient to this norm; 0: no clipping",
                       FIELD(optimizer.clip_norm), {0}));
+  keys.push_back(real({"optimizer.skip_spikes", OnResume::listed},
+                      "skip steps whose loss or norm is this many standard deviations above the last 100; 0: none",
+                      FIELD(optimizer.skip_spikes), {0, 1e6}));
+  keys.push_back(parameter_groups());
   return keys;
 }
 
@@ -90,6 +124,9 @@ std::vector<RecipeKey> output_keys() {
       boolean({"log.csv", OnResume::free}, "also write metrics.csv into the run's folder", FIELD(log.csv)),
       boolean({"log.tensorboard", OnResume::free}, "also write event files for TensorBoard into its folder tensorboard",
               FIELD(log.tensorboard)),
+      integer({"log.tensors", OnResume::free},
+              "steps between log lines with each layer's norms and its update relative to its weights; 0: none",
+              FIELD(log.tensors), {0}),
       text({"checkpoint.dir", OnResume::free}, "folder of the run; \"\": runs/<recipe>-N", FIELD(checkpoint.dir)),
       integer({"checkpoint.every", OnResume::listed}, "steps between checkpoints; 0: only at the end",
               FIELD(checkpoint.every), {0}),

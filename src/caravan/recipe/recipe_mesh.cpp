@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -78,8 +79,20 @@ std::vector<Demand> demands_of(const Recipe& recipe) {
   };
   add(recipe.optimizer.clip_norm > 0, {Trait::clips_norm, "optimizer.clip_norm", "needs the norm of the whole gradient",
                                        "use optimizer.clip_norm = 0"});
+  add(recipe.optimizer.skip_spikes > 0,
+      {Trait::scales_loss, "optimizer.skip_spikes", "needs one loss and norm of all ranks, and steps that are skipped",
+       "use optimizer.skip_spikes = 0"});
+  const Setting& optimizer = recipe.optimizer.kind;
+  add(optimizer.reads("average") && optimizer.real("average") > 0,
+      {Trait::scales_loss, "optimizer.average", "averages the weights of steps that all ranks take together",
+       "use optimizer.average = 0"});
+  add(recipe.log.tensors > 0,
+      {Trait::whole_gradient, "log.tensors", "shows the gradients of one step of all ranks", "use log.tensors = 0"});
   add(recipe.model.ties_head(), {Trait::ties_weights, "model.tie_embeddings",
                                  "the first and the last layer share a weight", "use model.tie_embeddings = false"});
+  add(recipe.pipeline.is_used() && recipe.model.arch.positions == Positions::buckets,
+      {Trait::ties_weights, "model.positions", "layers of several stages share the weights of their buckets",
+       "use mesh.pp = 1"});
   add(recipe.model.moe.balances_batch(),
       {Trait::whole_gradient, "moe.balance", "counts the whole batch before it is computed", "use \"sequence\""});
   add(!recipe.train.is_even(),
@@ -91,6 +104,7 @@ std::vector<Demand> demands_of(const Recipe& recipe) {
       {Trait::runs_processes, "comm.backend",
        "the back-end is " + recipe.comm.backend + ", whose ranks are or may be processes",
        "use comm.backend = \"thread\""});
+  for (Demand& demand : demands_of_optimizer(recipe.optimizer.kind)) demands.push_back(std::move(demand));
   return demands;
 }
 
@@ -199,6 +213,7 @@ std::vector<AxisSize> mesh_axes(const Recipe& recipe, int num_ranks) {
   const auto dp = static_cast<int>(dp_of(recipe, num_ranks));
   check_split(recipe);
   refuse(recipe, find_misfit(techniques_of(recipe), demands_of(recipe)));
+  refuse(recipe, find_misfit({&recipe.tiling, 1}, demands_of_optimizer(recipe.optimizer.kind)));
   refuse(recipe, recipe.data_parallel.entry().check(recipe.data_parallel, dp));
   return used_axes(
       ordered_axes(dp, static_cast<int>(recipe.pipeline.degree), static_cast<int>(recipe.expert_parallel.degree),

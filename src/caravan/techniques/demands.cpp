@@ -21,6 +21,15 @@ std::vector<Demand> demands_of(const RunProperties& run) {
   return demands;
 }
 
+std::vector<Demand> demands_of_optimizer(const Setting& optimizer) {
+  std::vector<Demand> demands;
+  for (const auto& [trait, why] : optimizer.traits().needs) {
+    demands.push_back({trait, optimizer.full_name(), "\"" + optimizer.name() + "\" " + why,
+                       "use " + optimizer.full_name() + " = \"" + Setting(optimizer.family().name).name() + "\""});
+  }
+  return demands;
+}
+
 std::optional<Misfit> misfit_of_offload(const Setting& data_parallel, const Setting& offload,
                                         bool computes_in_16_bits) {
   const std::string& tier = offload.text("optimizer");

@@ -18,6 +18,8 @@ struct RunProperties {
 };
 
 std::vector<Demand> demands_of(const RunProperties& run);
+/// What the optimizer needs of the techniques of a run, and of its tiles.
+std::vector<Demand> demands_of_optimizer(const Setting& optimizer);
 
 /// A key of data parallelism that offloaded parameters leave without effect: they are gathered by unit, into memory of
 /// the rank's own. And delayed updates of what layers read. A tier that is "auto" fits.

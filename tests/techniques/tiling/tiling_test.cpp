@@ -11,6 +11,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/engine/engine.h"
+#include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/models/model.h"
 #include "caravan/module/join_tiles.h"
 #include "caravan/prove/prove.h"
@@ -260,6 +261,26 @@ TEST(Tiling, RefusesWhatItCannotCut) {
   add_tiling(strategy, model, mesh, {.tiles = 2, .modules = {"head"}});
   EXPECT_THAT(refusal<UsageError>([&] { add_tiling(strategy, model, mesh, {.tiles = 2}); }),
               HasSubstr("head.weight: is cut into tiles already"));
+}
+
+/// A head with a bias stays whole, and so does the embedding that it is tied to.
+TEST(Tiling, LeavesAHeadWithABiasWhole) {
+  ModelConfig config{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 24, .hidden = 32};
+  set_architecture(config, *find_architecture("bert"));
+  const auto tiled = loss_and_gradients(config, 2), whole = loss_and_gradients(config, 1);
+  ASSERT_EQ(tiled.size(), whole.size());
+  for (const auto& [name, tensor] : whole) {
+    EXPECT_TRUE(at::allclose(tiled.at(name), tensor, 1e-10, 1e-12)) << name;  // fp64, sums in another order
+  }
+  Model model(config);
+  Strategy strategy = caravan::whole_model(model, one_rank());
+  add_tiling(strategy, model, one_rank(), {.tiles = 2});
+  EXPECT_TRUE(strategy.layouts.contains("embedding.token.weight"));
+  EXPECT_FALSE(strategy.layouts.contains("blocks.0.mlp.up.weight"));
+  Model other(config);
+  Strategy refused = caravan::whole_model(other, one_rank());
+  EXPECT_THAT(refusal<UsageError>([&] { add_tiling(refused, other, one_rank(), {.tiles = 2, .modules = {"head"}}); }),
+              HasSubstr("head: fits no layer"));
 }
 
 TEST(Tiling, RefusesLayersSplitByRowsAndColumns) {

@@ -16,6 +16,7 @@
 #include "caravan/base/text.h"
 #include "caravan/module/path.h"
 #include "caravan/nn/attention/fused_attention.h"
+#include "caravan/nn/init_std.h"
 #include "caravan/nn/ops.h"
 
 namespace caravan {
@@ -97,13 +98,14 @@ at::Tensor first_keys(const at::Tensor& x, int64_t keys) { return x.size(1) == k
 
 }  // namespace
 
-AttentionCore::AttentionCore(const Options& options, const Buckets& buckets)
-    : options_(options), buckets_{.most = buckets.most, .is_causal = options.is_causal} {
+AttentionCore::AttentionCore(const Options& options, const Buckets& buckets) : options_(options) {
   if (buckets.count == 0) return;
-  buckets_.weight = buckets.shared != nullptr ? &share_parameter(*buckets.shared)
-                                              : &register_parameter("bias", {.shape = {buckets.count, buckets.heads},
-                                                                             .init = {Init::Kind::normal, kInitStd},
-                                                                             .decays = false});
+  Parameter& weight = buckets.shared != nullptr ? share_parameter(*buckets.shared)
+                                                : register_parameter("bias", {.shape = {buckets.count, buckets.heads},
+                                                                              .init = {Init::Kind::normal, kInitStd},
+                                                                              .decays = false,
+                                                                              .matrices = 0});
+  buckets_ = DistanceBuckets(&weight, buckets.most, options.is_causal);
 }
 
 Tensors AttentionCore::forward(Tensors inputs, const ForwardContext& context) {
@@ -158,7 +160,7 @@ at::Tensor AttentionCore::attend(const Tensors& inputs, const ForwardContext& co
 Scores AttentionCore::scores(int64_t heads, int64_t keys, const ForwardContext& context,
                              const at::TensorOptions& like) const {
   Scores scores{.scale = options_.scale, .soft_cap = options_.soft_cap};
-  if (buckets_.weight != nullptr) {
+  if (buckets_.weight() != nullptr) {
     scores.zero = keys - 1;
     scores.bias = biases_of(heads, keys, context);
     return scores;
@@ -221,20 +223,27 @@ Attention::Attention(const ModelConfig& config, int64_t layer, const Shared& sha
     : head_width_(config.head_width()),
       qk_norm_(config.arch.qk_norm),
       rope_(shared.rope),
-      query_(register_module<Linear>(
-          "query", Linear::Options{.in = config.width, .out = config.query_width(), .bias = config.arch.qkv_bias})),
-      key_(register_module<Linear>(
-          "key", Linear::Options{.in = config.width, .out = config.kv_width(), .bias = config.arch.qkv_bias})),
-      value_(register_module<Linear>(
-          "value", Linear::Options{.in = config.width, .out = config.kv_width(), .bias = config.arch.qkv_bias})),
+      query_(register_module<Linear>("query", Linear::Options{.in = config.width,
+                                                              .out = config.query_width(),
+                                                              .bias = config.arch.qkv_bias,
+                                                              .init_std = query_init_std(config)})),
+      key_(register_module<Linear>("key", Linear::Options{.in = config.width,
+                                                          .out = config.kv_width(),
+                                                          .bias = config.arch.qkv_bias,
+                                                          .init_std = input_init_std(config, config.width)})),
+      value_(register_module<Linear>("value", Linear::Options{.in = config.width,
+                                                              .out = config.kv_width(),
+                                                              .bias = config.arch.qkv_bias,
+                                                              .init_std = input_init_std(config, config.width)})),
       query_norm_(register_norm("query_norm", config, config.query_width())),
       key_norm_(register_norm("key_norm", config, config.kv_width())),
       core_(register_module<AttentionCore>("core", core_options(config, layer, role == Role::cross),
                                            core_buckets(config, shared.buckets, role == Role::cross))),
-      output_(register_module<Linear>("output", Linear::Options{.in = config.query_width(),
-                                                                .out = config.width,
-                                                                .bias = config.arch.output_bias,
-                                                                .init_std = residual_init_std(config)})),
+      output_(register_module<Linear>("output",
+                                      Linear::Options{.in = config.query_width(),
+                                                      .out = config.width,
+                                                      .bias = config.arch.output_bias,
+                                                      .init_std = output_init_std(config, config.query_width())})),
       dropout_(register_module<Dropout>("dropout", branch_dropout(config))) {}
 
 Norm* Attention::register_norm(const char* name, const ModelConfig& config, int64_t width) {

@@ -51,7 +51,7 @@ class AttentionCore final : public Module {
 
   const Options& options() const noexcept { return options_; }
   /// The biases by buckets of distances; null: none.
-  Parameter* buckets() const noexcept { return buckets_.weight; }
+  Parameter* buckets() const noexcept { return buckets_.weight(); }
   /// Whether a pass drops attention weights.
   bool drops(const ForwardContext& context) const noexcept { return context.is_training() && options_.dropout > 0; }
   /// Those of `heads` heads, which context.index places among all, for distances below `keys`.

@@ -19,7 +19,10 @@ namespace caravan {
 namespace {
 
 ParameterSpec table_of(const ModelConfig& config, int64_t rows, int64_t columns, double init_std) {
-  return {.shape = {config.moe.experts * rows, columns}, .init = {Init::Kind::normal, init_std}, .decays = true};
+  return {.shape = {config.moe.experts * rows, columns},
+          .init = {Init::Kind::normal, init_std},
+          .decays = true,
+          .matrices = config.moe.experts};
 }
 
 /// Local numbers of the experts, from 0; -1 for experts of other ranks.

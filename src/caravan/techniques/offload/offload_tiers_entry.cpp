@@ -78,6 +78,12 @@ Entry offload_tiers_entry() {
           .traits =
               [](const Setting& setting) {
                 Traits traits = usual_traits_of(setting);
+                for (const char* kind : {"optimizer", "parameters", "gradients"}) {
+                  if (setting.text(kind) == "none") continue;
+                  traits.has.erase(Trait::whole_matrices);
+                  traits.because = "what is offloaded is updated part by part (" + setting.full_name(kind) + ")";
+                  traits.instead = {{kind, "none"}};
+                }
                 if (is_offload_used(setting)) {
                   traits.needs[Trait::offloads] = "its state cannot rest outside of the device (section offload)";
                 }

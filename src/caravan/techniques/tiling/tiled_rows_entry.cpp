@@ -19,7 +19,13 @@ Entry tiled_rows_entry() {
                       return setting.whole("tiles") > 1 ? ""
                                                         : "is used with " + setting.full_name("tiles") + " above 1";
                     }}},
-          .traits = usual_traits_of};
+          .traits = [](const Setting& setting) {
+            Traits traits = usual_traits_of(setting);
+            if (setting.whole("tiles") == 1) return traits;
+            traits.has.erase(Trait::whole_matrices);
+            traits.because = "weights are updated in " + setting.full_name("tiles") + " parts";
+            return traits;
+          }};
 }
 
 }  // namespace caravan

@@ -24,12 +24,23 @@ struct TiledLayer {
   Tileable* tileable = nullptr;
 };
 
+/// The layers that can be cut: those that share no weight with one that cannot (Head with a bias).
 std::vector<TiledLayer> all_layers(Module& model) {
   std::vector<TiledLayer> layers;
+  std::set<const Parameter*> whole;
   for (Module* module : model.modules()) {
     auto* tileable = dynamic_cast<Tileable*>(module);
-    if (tileable != nullptr && !is_of_adapter(module->name() + ".")) layers.push_back({module, tileable});
+    if (tileable == nullptr || is_of_adapter(module->name() + ".")) continue;
+    layers.push_back({module, tileable});
+    if (!tileable->weights_to_cut().empty()) continue;
+    const std::vector<Parameter*> own = module->own_parameters();
+    whole.insert(own.begin(), own.end());
   }
+  std::erase_if(layers, [&](const TiledLayer& layer) {
+    const std::vector<Tileable::Weight> weights = layer.tileable->weights_to_cut();
+    const auto is_whole = [&](const Tileable::Weight& weight) { return whole.contains(weight.parameter); };
+    return weights.empty() || std::ranges::any_of(weights, is_whole);
+  });
   return layers;
 }
 
