@@ -38,15 +38,17 @@ std::string rank_program() {
                     "build it beside this program: ninja caravan_rank"});
 }
 
-/// Becomes the single process of the plan, or starts its ranks, each with this command line.
-int start(const RankPlan& plan, const char* op, int argc, char** argv) {
+/// Becomes the single process of the plan, or starts its ranks, each with this command line. `reads_terminal`: rank 0
+/// does.
+int start(const RankPlan& plan, const char* op, int argc, char** argv, bool reads_terminal = false) {
   check_local_ranks(plan, op);
   if (plan.is_one_process) become_rank(argv);
   require_libtorch(CARAVAN_LIBTORCH_DIR);
   return launch({.num_ranks = plan.num_ranks,
                  .program = rank_program(),
                  .arguments = std::vector<std::string>(argv + 1, argv + argc),
-                 .log_dir = ""});
+                 .log_dir = "",
+                 .gives_terminal = reads_terminal});
 }
 
 int train(const TrainArguments& arguments, int argc, char** argv) {
@@ -70,7 +72,8 @@ int run(const CommandLine& line, int argc, char** argv) {
                    argv);
     }
     case CommandLine::Command::generate:
-      return start(plan_ranks(line.generate.ranks, "", /*default_ranks=*/1), "generate", argc, argv);
+      return start(plan_ranks(line.generate.ranks, "", /*default_ranks=*/1), "generate", argc, argv,
+                   /*reads_terminal=*/line.generate.chat);
     case CommandLine::Command::ask:
       return start(plan_ranks(line.ask.ranks, "", /*default_ranks=*/1), "ask", argc, argv);
     case CommandLine::Command::evaluate:

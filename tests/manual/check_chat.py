@@ -81,7 +81,8 @@ def main():
              "chat_template": template}))
         (work / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
         sets = [f"train.init_from={work}", f"data.text={work}/chats.jsonl", "data.format=chat", "train.global_batch=8",
-                "train.steps=1", "sample.tokens=0", "train.eval_batches=1", "model.context=64", f"checkpoint.dir={work}/run"]
+                "train.steps=1", "sample.tokens=0", "train.eval_batches=1", "model.context=64", "data.fill=stream",
+                f"checkpoint.dir={work}/run"]
         caravan("train", "--ranks", 2, *[word for key in sets for word in ("--set", key)], "--dump", work / "dump",
                 "--dump-steps", "0")
         step = work / "dump/step_0"

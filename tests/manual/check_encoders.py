@@ -8,7 +8,6 @@ generate, greedy and by beams; and the outputs of what import and export write."
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -16,6 +15,8 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from checks import Checks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXT = ROOT / "data/moby_dick.txt"
@@ -73,18 +74,11 @@ def main():
     parser.add_argument("caravan")
     parser.add_argument("--keep", help="write the models' folders here")
     arguments = parser.parse_args()
-    has_failed = False
-
-    def say(what, holds):
-        nonlocal has_failed
-        has_failed |= not holds
-        print(f"{what}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
+    checks = Checks(arguments.caravan)
 
     def answer(*words):
-        done = subprocess.run([arguments.caravan, *map(str, words)], capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"caravan {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr}")
-        return json.loads(done.stdout) if done.returncode == 0 and done.stdout.startswith("{") else None
+        line = checks.run(*words)
+        return None if line is None else json.loads(line)
 
     work = pathlib.Path(arguments.keep or tempfile.mkdtemp())
 
@@ -98,8 +92,8 @@ def main():
 
     def export(folder):
         run, back = pathlib.Path(f"{folder}_run"), pathlib.Path(f"{folder}_back")
-        answer("import", folder, "--out", run)
-        answer("export", run, "--out", back)
+        checks.run("import", folder, "--out", run)
+        checks.run("export", run, "--out", back)
         return back
 
     words = word_piece()
@@ -114,15 +108,15 @@ def main():
     for split in SPLITS:
         got = answer("fill-mask", folder, "--text", MASKED, "--json", *split.split())
         best = None if got is None else [mask[0] for mask in got["masks"]]
-        say(f"fill-mask {split}", got is not None and all(
+        checks.say(f"fill-mask {split}", got is not None and all(
             one["id"] == row.argmax() and close(one["probability"], row.max().item()) for one, row in zip(best, chances)))
         for pooling, wanted in (("mean", states.mean(0)), ("first", states[0]), ("last", states[-1])):
             got = answer("embed", folder, "--text", MASKED, "--pooling", pooling, "--json", *split.split())
-            say(f"embed {pooling} {split}", got is not None and torch.allclose(
+            checks.say(f"embed {pooling} {split}", got is not None and torch.allclose(
                 torch.tensor(got["embedding"]), wanted, atol=1e-4))
     with torch.no_grad():
         again = transformers.BertForMaskedLM.from_pretrained(export(folder)).eval()(**inputs).logits
-    say("bert, import and export", torch.allclose(again, logits, atol=1e-4))
+    checks.say("bert, import and export", torch.allclose(again, logits, atol=1e-4))
 
     names = ["whale", "ship", "sea"]
     model = bert("SequenceClassification", len(words), num_labels=3, id2label=dict(enumerate(names)))
@@ -132,11 +126,11 @@ def main():
         chances = model(**inputs).logits[0].softmax(-1)
     for split in SPLITS:
         got = answer("classify", folder, "--text", "the whale", "--pair", "and the sea", "--json", *split.split())
-        say(f"classify {split}", got is not None and all(
+        checks.say(f"classify {split}", got is not None and all(
             close(got["scores"].get(name), chance.item()) for name, chance in zip(names, chances)))
     with torch.no_grad():
         again = transformers.BertForSequenceClassification.from_pretrained(export(folder)).eval()
-        say("bert of classes, import and export", again.config.id2label == dict(enumerate(names)) and torch.allclose(
+        checks.say("bert of classes, import and export", again.config.id2label == dict(enumerate(names)) and torch.allclose(
             again(**inputs).logits[0].softmax(-1), chances, atol=1e-5))
 
     pieces = unigram()
@@ -152,7 +146,7 @@ def main():
             for split in SPLITS:
                 got = answer("generate", folder, "--prompt", prompt, "--tokens", 32, "--json",
                              *(["--temperature", 0] if beams == 1 else ["--beams", beams]), *split.split())
-                say(f"{name} generate, {beams} beams {split}", got is not None and got["text"].strip() == text.strip())
+                checks.say(f"{name} generate, {beams} beams {split}", got is not None and got["text"].strip() == text.strip())
                 if got is not None and got["text"].strip() != text.strip():
                     print(f"  {got['text']!r}\n  {text!r}")
         back = transformers.T5ForConditionalGeneration.from_pretrained(export(folder)).eval()
@@ -160,8 +154,8 @@ def main():
         with torch.no_grad():
             same = torch.allclose(back(input_ids=ids, decoder_input_ids=target).logits,
                                   model(input_ids=ids, decoder_input_ids=target).logits, atol=1e-4)
-        say(f"{name}, import and export", same)
-    sys.exit(has_failed)
+        checks.say(f"{name}, import and export", same)
+    sys.exit(checks.has_failed)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import argparse
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from checks import Checks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "tests/data/fixtures/llama3.json"
@@ -84,18 +85,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--splits", nargs="*", default=[], help='options of generate, such as "--ranks 2 --tp 2"')
     arguments = parser.parse_args()
-    has_failed = False
-
-    def say(name, holds, what):
-        nonlocal has_failed
-        has_failed |= not holds
-        print(f"{name}: {what} {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
-
-    def caravan(*words):
-        done = subprocess.run([arguments.caravan, *map(str, words)], capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"caravan {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr}")
-        return done.stdout if done.returncode == 0 else None
+    checks = Checks(arguments.caravan)
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER))
     ids = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=True).input_ids
@@ -122,22 +112,22 @@ def main():
         shutil.copy(TOKENIZER, folder / "tokenizer.json")
         text = tokenizer.decode(wanted[0, ids.shape[1]:], skip_special_tokens=True)
         for split in ["", *arguments.splits]:
-            line = caravan("generate", folder, "--prompt", PROMPT, "--tokens", 32, "--temperature", 0, "--json",
+            line = checks.run("generate", folder, "--prompt", PROMPT, "--tokens", 32, "--temperature", 0, "--json",
                            *split.split())
             got = None if line is None else json.loads(line)["text"]
-            say(name, got == text, f"32 tokens {split}")
+            checks.say(f"{name}: 32 tokens {split}", got == text)
             if got != text:
                 print(f"  {got!r}\n  {text!r}")
         run, back = work / f"{name}_run", work / f"{name}_back"
-        if caravan("import", folder, "--out", run) is None or caravan("export", run, "--out", back) is None:
-            say(name, False, "export")
+        if checks.run("import", folder, "--out", run) is None or checks.run("export", run, "--out", back) is None:
+            checks.say(f"{name}: export", False)
             continue
         attention = "eager" if name == "gemma2" else None
         with torch.no_grad():
             again = AutoModelForCausalLM.from_pretrained(back, attn_implementation=attention).eval()(ids).logits
         error = ((again - logits).norm() / logits.norm()).item()
-        say(name, error < 1e-5, f"logits after import and export, {error:.1e},")
-    sys.exit(has_failed)
+        checks.say(f"{name}: logits after import and export, {error:.1e},", error < 1e-5)
+    sys.exit(checks.has_failed)
 
 
 if __name__ == "__main__":

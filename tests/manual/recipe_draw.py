@@ -180,6 +180,9 @@ class Draw:
         if self.maybe(0.4):
             keys["data.pack"] = rng.choice(["documents", "documents", "none"])
             tokenizer = {"train": 300} if tokenizer == "bytes" else tokenizer
+        if self.maybe(0.3):
+            keys["data.fill"] = rng.choice(["stream", "best_fit"])
+            tokenizer = {"train": 300} if tokenizer == "bytes" else tokenizer
         keys["data.tokenizer"] = tokenizer
         keys["train.eval_batches"] = rng.choice([1, 1, 2, 0] if kind == "chat" else [1, 2])
         keys["train.steps"] = 3

@@ -22,10 +22,17 @@ VALUES = {
     "lora.targets": (0.7, [["query", "value"], ["*"], ["mlp.*"], ["attention.*", "blocks.0.mlp.up"], "output"]),
     "data.positions": (0.5, ["restart", "continue"]), "data.validation_fraction": (0.2, [0.1, 0.3]),
     "train.seed": (0.5, [0, 1, 77]), "train.eval_every": (0.5, [0, 1, 2]), "train.log_every": (0.2, [1, 2]),
-    "optimizer.kind": (1, ["sgd"] * 4 + ["adamw"]), "optimizer.lr": (1, [0.05, 0.1, 0.3]),
-    "optimizer.schedule": (0.6, ["constant", "cosine", "linear", "constant_then_decay"]),
+    "optimizer.kind": (1, ["sgd"] * 4 + ["adamw", "lion"]), "optimizer.lr": (1, [0.05, 0.1, 0.3]),
+    "optimizer.schedule": (0.6, ["constant", "cosine", "linear", "constant_then_decay", "inverse_square_root",
+                                 "polynomial", "cosine_with_restarts"]),
     "optimizer.warmup_steps": (1, [0, 0, 1, 2]), "optimizer.final_lr_fraction": (0.3, [0.0, 0.5, 1.0]),
     "optimizer.decay_fraction": (0.5, [0.2, 0.7]), "optimizer.weight_decay": (0.5, [0.0, 0.1, 0.5]),
+    "optimizer.skip_spikes": (0.3, [0.0, 0.5, 4.0]),
+    "optimizer.groups": (0.4, [[], [{"parameters": ["*.bias"], "lr_factor": 0.5}],
+                               [{"parameters": ["embedding.*"], "lr_factor": 0.1, "weight_decay": 0.0},
+                                {"parameters": ["*"], "weight_decay": 0.2}]]),
+    "optimizer.power": (0.5, [0.5, 2.0]), "optimizer.timescale": (0.5, [0, 3]),
+    "optimizer.cycles": (0.5, [1, 2]), "optimizer.cycle_growth": (0.5, [1.0, 2.0]),
     "optimizer.clip_norm": (0.7, [0.0, 0.1, 1.0]), "optimizer.beta1": (0.4, [0.5, 0.9]),
     "optimizer.beta2": (0.4, [0.9, 0.99]), "optimizer.epsilon": (0.6, [1e-3, 1e-8]),
     "optimizer.momentum": (0.4, [0.0, 0.5, 0.9]),
@@ -58,7 +65,8 @@ VALUES = {
 # Keys that the sizes below decide, with the values that should each be drawn.
 STRUCTURE = {
     "model.kind": ["gpt2", "llama"], "data.format": ["text", "chat"], "data.streaming": [True, False],
-    "data.pack": ["none", "documents"], "tensor_parallel.kind": ["1d", "2d", "2.5d", "3d"],
+    "data.pack": ["none", "documents"], "data.fill": ["stream", "best_fit"],
+    "tensor_parallel.kind": ["1d", "2d", "2.5d", "3d"],
     "context_parallel.kind": ["ring", "ulysses", "both", "striped"],
     "data_parallel.technique": ["ddp", "zero1", "zero2", "zero3", "hsdp", "param_server", "replicas"],
     "data_parallel.hook": ["none", "powersgd", "topk"],
@@ -102,7 +110,12 @@ def is_used(key, recipe):
         "moe.shared_gate": experts and get("moe.shared", 0) > 0,
         "moe.balance": experts and get("moe.balance_loss", 0.01) > 0, "data.positions": get("data.pack") == "documents",
         "data.validation_fraction": "data.validation" not in recipe,
-        "optimizer.final_lr_fraction": get("optimizer.schedule", "linear") != "constant",
+        "optimizer.final_lr_fraction": get("optimizer.schedule", "linear") not in ("constant",
+                                                                                   "inverse_square_root"),
+        "optimizer.power": get("optimizer.schedule") == "polynomial",
+        "optimizer.timescale": get("optimizer.schedule") == "inverse_square_root",
+        "optimizer.cycles": get("optimizer.schedule") == "cosine_with_restarts",
+        "optimizer.cycle_growth": get("optimizer.schedule") == "cosine_with_restarts",
         "optimizer.decay_fraction": get("optimizer.schedule") == "constant_then_decay",
         "optimizer.momentum": get("optimizer.kind") == "sgd",
         "precision.loss_scale": get("precision.compute") == "fp16",
@@ -119,7 +132,9 @@ def is_used(key, recipe):
     }
     if key.startswith("moe.") and not experts or key.startswith("lora.") and get("lora.rank", 0) == 0:
         return False
-    if key in ("optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"):
+    if key in ("optimizer.beta1", "optimizer.beta2"):
+        return get("optimizer.kind") in ("adamw", "lion")
+    if key == "optimizer.epsilon":
         return get("optimizer.kind") == "adamw"
     return conditions.get(key, True)
 

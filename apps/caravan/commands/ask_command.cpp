@@ -7,14 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/commands.h"
+#include "apps/caravan/commands/model_ranks.h"
 #include "apps/caravan/commands/model_source.h"
 #include "apps/caravan/commands/prompts.h"
-#include "apps/caravan/launch/ranks.h"
 #include "caravan/base/error.h"
-#include "caravan/base/runtime.h"
-#include "caravan/comm/calls/agree.h"
-#include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/world.h"
 #include "caravan/generate/answers.h"
 
 namespace caravan::app {
@@ -23,19 +19,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 using What = AskArguments::What;
 
-/// The texts that rank 0 reads: standard input is its alone.
 std::vector<AskedText> texts_of_all(const AskArguments& arguments, Communicator& world) {
-  if (world.size() == 1) return read_texts(arguments);
-  const auto packed = [&] {
+  const auto read = [&] {
     Json list = Json::array();
-    for (const AskedText& each : read_texts(arguments)) list.push_back({each.text, each.pair});
-    const std::vector<uint8_t> bytes = Json::to_cbor(list);
-    return std::string(bytes.begin(), bytes.end());
+    for (const AskedText& each : read_texts(arguments)) list.push_back({each.text, each.pair, each.where});
+    return list;
   };
   std::vector<AskedText> texts;
-  for (const Json& each : Json::from_cbor(text_of_rank_0(world, packed, "texts"))) {
-    texts.push_back({each[0].get<std::string>(), each[1].get<std::string>()});
-  }
+  for (const Json& each : json_of_rank_0(world, read, "texts")) texts.push_back({each.at(0), each.at(1), each.at(2)});
   return texts;
 }
 
@@ -47,8 +38,8 @@ struct Answer {
 
 Answer fill(const LanguageModel& model, const TextInput& input, int64_t top) {
   const auto masks = fill_mask(model, input, top);
-  Answer answer{Json::object(), filled(model, input, masks) + "\n"};
-  answer.json["filled"] = filled(model, input, masks);
+  const std::string text = filled(model, input, masks);
+  Answer answer{Json{{"filled", text}}, text + "\n"};
   answer.json["masks"] = Json::array();
   for (const auto& scores : masks) {
     Json list = Json::array();
@@ -96,22 +87,21 @@ Answer answer_of(const LanguageModel& model, const TextInput& input, const AskAr
 }  // namespace
 
 int ask(const AskArguments& arguments) {
-  plan_ranks(arguments.ranks, "", /*default_ranks=*/1);  // refuses --ranks that contradicts the environment
-  const RankInfo info = RankInfo::from_environment();
-  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), info.local_world_size)});
-  const auto store = open_store(info);
-  const auto world = make_world("auto", info, store);
-  const std::vector<AskedText> texts = texts_of_all(arguments, *world);
-  const LanguageModel model =
-      load(source_or_newest(arguments.source, "ask"), Mesh::create(world, {{"dp", world->size()}}),
-           {.tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep});
+  const ModelRanks ranks(arguments.ranks, arguments.offload);
+  const std::vector<AskedText> texts = texts_of_all(arguments, ranks.world());
+  const LanguageModel model = ranks.load(source_or_newest(arguments.source, "ask"),
+                                         {.tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep});
+  // Answers of several lines need to be told apart.
+  const bool are_numbered = texts.size() > 1 && arguments.what != What::embed && !arguments.json;
+  int64_t number = 0;
   for (const AskedText& each : texts) {
-    Answer answer = answer_of(model, {each.text, each.pair, arguments.truncate}, arguments);
-    if (world->rank() != 0) continue;
+    Answer answer = answer_of(model, {each.text, each.pair, arguments.truncate, each.where}, arguments);
+    if (!ranks.is_first()) continue;
     Json line{{"text", each.text}};
     if (!each.pair.empty()) line["pair"] = each.pair;
     line.update(answer.json);
-    const std::string out = arguments.json ? line.dump() + "\n" : answer.text;
+    const std::string begin = are_numbered ? fmt::format("--- {} ---\n", number++) : "";
+    const std::string out = arguments.json ? line.dump() + "\n" : begin + answer.text;
     std::fwrite(out.data(), 1, out.size(), stdout);
   }
   return 0;

@@ -121,7 +121,8 @@ void print_sample(const Dataset& data, const TaskRows& rows, int64_t sample) {
 
 int inspect_data(const DataArguments& arguments) {
   const Recipe recipe = recipe_of(arguments);
-  const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder));
+  const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder), DataObserver::none(), StreamRole::builds,
+                                    recipe.model.context);
   const auto rows = train_rows(data, recipe.data, row_settings(recipe), recipe.train.seed);
   print_texts(data, recipe, *rows);
   for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, *rows, arguments.first_sample + i);

@@ -1,5 +1,4 @@
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -9,17 +8,17 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/commands.h"
+#include "apps/caravan/commands/chat_command.h"
+#include "apps/caravan/commands/chat_prompts.h"
+#include "apps/caravan/commands/model_ranks.h"
 #include "apps/caravan/commands/model_source.h"
+#include "apps/caravan/commands/output.h"
 #include "apps/caravan/commands/prompts.h"
-#include "apps/caravan/launch/ranks.h"
 #include "caravan/base/error.h"
-#include "caravan/base/runtime.h"
 #include "caravan/base/text.h"
-#include "caravan/comm/calls/agree.h"
-#include "caravan/comm/store/rendezvous.h"
-#include "caravan/comm/world.h"
 #include "caravan/generate/load.h"
 #include "caravan/generate/stop_strings.h"
+#include "caravan/recipe/recipe.h"
 
 namespace caravan::app {
 namespace {
@@ -97,10 +96,6 @@ void check(const GenerateArguments& arguments) {
   }
 }
 
-bool print(std::string_view text) {
-  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-}
-
 const char* name_of(Ending ending) {
   switch (ending) {
     case Ending::end_token: return "end";
@@ -109,26 +104,14 @@ const char* name_of(Ending ending) {
   }
 }
 
-/// Rank 0's output. Every rank makes the same text, and learns from Generator::run that the output is closed.
-class Output {
- public:
-  explicit Output(bool prints) : prints_(prints) {}
-  /// Whether the text was printed, and all before it.
-  bool put(std::string_view text) {
-    if (prints_ && is_open_) is_open_ = print(text);
-    return is_open_;
-  }
-
- private:
-  bool prints_;
-  bool is_open_ = true;
-};
-
 /// Texts that grow side by side, printed in the order of their prompts: the first that has not ended as it grows.
 class OrderedTexts {
  public:
-  OrderedTexts(const GenerateArguments& arguments, const std::vector<PromptText>& prompts, Output& output)
+  /// `shows_prompts`: where the texts continue them.
+  OrderedTexts(const GenerateArguments& arguments, const std::vector<PromptText>& prompts, bool shows_prompts,
+               Output& output)
       : arguments_(arguments),
+        shows_prompts_(shows_prompts),
         prompts_(prompts),
         output_(output),
         are_numbered_(!arguments.prompts.empty() || arguments.samples > 1),
@@ -151,17 +134,23 @@ class OrderedTexts {
     bool has_begun = false, has_ended = false;
   };
 
-  const std::string& prompt_of(size_t number) const {
-    return prompts_[number / static_cast<size_t>(arguments_.samples)].text;
+  const PromptText& prompt_of(size_t number) const {
+    return prompts_[number / static_cast<size_t>(arguments_.samples)];
   }
 
   std::string line_of(size_t number, const Continuation& made) const {
-    const nlohmann::ordered_json line{{"prompt", prompt_of(number)},
-                                      {"sample", static_cast<int64_t>(number) % arguments_.samples},
-                                      {"text", made.text},
-                                      {"tokens", made.num_tokens},
-                                      {"log_probabilities", made.log_probabilities},
-                                      {"stopped", name_of(made.ending)}};
+    const PromptText& prompt = prompt_of(number);
+    nlohmann::ordered_json line;
+    if (prompt.messages.empty()) {
+      line["prompt"] = prompt.text;
+    } else {
+      line["messages"] = nlohmann::ordered_json::parse(prompt.messages);
+    }
+    line["sample"] = static_cast<int64_t>(number) % arguments_.samples;
+    line["text"] = made.text;
+    line["tokens"] = made.num_tokens;
+    line["log_probabilities"] = made.log_probabilities;
+    line["stopped"] = name_of(made.ending);
     return line.dump() + "\n";
   }
 
@@ -174,7 +163,8 @@ class OrderedTexts {
         continue;
       }
       if (!std::exchange(part.has_begun, true)) {
-        output_.put((are_numbered_ ? fmt::format("--- {} ---\n", next_) : "") + prompt_of(next_));
+        output_.put((are_numbered_ ? fmt::format("--- {} ---\n", next_) : "") +
+                    (shows_prompts_ ? prompt_of(next_).text : ""));
       }
       output_.put(std::exchange(part.text, ""));
       if (!part.has_ended) break;
@@ -184,6 +174,7 @@ class OrderedTexts {
   }
 
   const GenerateArguments& arguments_;
+  bool shows_prompts_;
   const std::vector<PromptText>& prompts_;
   Output& output_;
   bool are_numbered_;
@@ -191,40 +182,43 @@ class OrderedTexts {
   size_t next_ = 0;
 };
 
-/// The prompts that rank 0 reads: standard input is its alone.
 std::vector<PromptText> prompts_of_all(const GenerateArguments& arguments, Communicator& world) {
-  if (world.size() == 1) return read_prompts(arguments);
-  const std::string bytes = text_of_rank_0(
-      world,
-      [&] {
-        nlohmann::json all = nlohmann::json::array();
-        for (const PromptText& prompt : read_prompts(arguments)) all.push_back({prompt.text, prompt.where});
-        const std::vector<uint8_t> packed = nlohmann::json::to_cbor(all);
-        return std::string(packed.begin(), packed.end());
-      },
-      "prompts");
+  const auto read = [&] {
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const PromptText& prompt : read_prompts(arguments)) {
+      all.push_back({prompt.text, prompt.where, prompt.messages, prompt.tools});
+    }
+    return all;
+  };
   std::vector<PromptText> prompts;
-  for (const auto& one : nlohmann::json::from_cbor(bytes)) prompts.push_back({one.at(0), one.at(1)});
+  for (const auto& one : json_of_rank_0(world, read, "prompts")) {
+    prompts.push_back({one.at(0), one.at(1), one.at(2), one.at(3)});
+  }
   return prompts;
 }
 
-void check_prompts(const GenerateArguments& arguments, const LanguageModel& model,
-                   const std::vector<PromptText>& prompts) {
-  for (const PromptText& prompt : prompts) {
-    if (prompt.text.empty() && !prompt.where.empty() &&
-        !generation_tokens(model.text().tokens, model.settings()).begin) {
-      throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", prompt.where,
+void check_prompts(const GenerateArguments& arguments, const LanguageModel& model, const std::vector<PromptText>& texts,
+                   const std::vector<Prompt>& prompts) {
+  const SpecialTokens special = generation_tokens(model.text().tokens, model.settings());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string& where = texts[i].where;
+    if (prompts[i].text.empty() && !where.empty() && !special.begin) {
+      throw UsageError({"generate", "prompt", "is empty, and the model has no token that begins a text", where,
                         "give some text to continue"});
     }
-    if (!arguments.truncate) check_prompt(prompt.text, model.tokenizer(), model.config(), prompt.where);
+    if (!arguments.truncate) check_prompt(prompts[i], model.tokenizer(), special, model.config(), where);
   }
 }
 
-/// The model that proposes tokens, on the same ranks.
+/// The model that proposes tokens, on the same ranks, in memory: it runs several times for each pass of the other.
 std::optional<LanguageModel> load_draft(const GenerateArguments& arguments, const Mesh& ranks,
                                         const LoadOptions& options, const LanguageModel& model) {
   if (arguments.draft.empty()) return std::nullopt;
   std::optional<LanguageModel> draft(load(arguments.draft, ranks, options));
+  if (!draft->has_head()) {
+    throw UsageError({"generate", "--draft", draft->origin() + " is a base model, without a head", "",
+                      "use a model that continues texts"});
+  }
   if (draft->tokenizer().hash() != model.tokenizer().hash()) {
     throw UsageError({"generate", "--draft",
                       fmt::format("{} has another tokenizer than {}", draft->origin(), model.origin()), "",
@@ -244,21 +238,19 @@ at::ScalarType dtype_of(const std::string& precision) {
 
 int generate(const GenerateArguments& arguments) {
   check(arguments);
-  plan_ranks(arguments.ranks, "", /*default_ranks=*/1);  // refuses --ranks that contradicts the environment
-  const RankInfo info = RankInfo::from_environment();
-  const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), info.local_world_size)});
-  const auto store = open_store(info);
-  const auto world = make_world("auto", info, store);
-  const std::vector<PromptText> prompts = prompts_of_all(arguments, *world);
-  const Mesh ranks = Mesh::create(world, {{"dp", world->size()}});
+  const ModelRanks job(arguments.ranks, arguments.offload);
+  std::vector<PromptText> texts;
+  if (!arguments.chat) texts = prompts_of_all(arguments, job.world());
+  const Mesh ranks = job.mesh();
   const LoadOptions split{
       .tp = arguments.tp, .pp = arguments.pp, .ep = arguments.ep, .dtype = dtype_of(arguments.precision)};
-  LanguageModel model = load(source_or_newest(arguments.source, "generate"), ranks, split);
+  LoadOptions of_model = split;
+  of_model.weights = weights_of(arguments.average);
+  LanguageModel model = job.load(source_or_newest(arguments.source, "generate"), of_model);
   const GenerationConfig& settings = model.settings();
-  if (!settings.ignored.empty() && world->rank() == 0) {
+  if (!settings.ignored.empty() && job.is_first()) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
-  check_prompts(arguments, model, prompts);
   const std::optional<LanguageModel> draft = load_draft(arguments, ranks, split, model);
   ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
                               .sampling = sampling_options(arguments, settings),
@@ -268,20 +260,23 @@ int generate(const GenerateArguments& arguments) {
                               .truncate = arguments.truncate};
   options.sampling.logit_bias = logit_bias(arguments.logit_bias, model.tokenizer(), model.config().vocabulary);
   validate(options);
-  std::vector<Prompt> all;
-  for (const PromptText& prompt : prompts) {
-    for (int64_t sample = 0; sample < arguments.samples; ++sample) {
-      options.sampling.seed = sample_seed(arguments.seed, sample);
-      all.push_back({prompt.text, options});
-    }
-  }
   GeneratorOptions together{.batch = arguments.batch, .draft_tokens = arguments.draft_tokens};
   if (draft) together.draft.emplace(draft->text_model());
-  Output output(world->rank() == 0);
-  OrderedTexts texts(arguments, prompts, output);
+  Output output(job.is_first());
+  if (arguments.chat) return chat(arguments, job.world(), model, options, together, output);
+  const auto [are_chats, prompts] = model_prompts(arguments, model, job.world(), texts, options);
+  check_prompts(arguments, model, texts, prompts);
+  std::vector<Prompt> all;
+  for (const Prompt& prompt : prompts) {
+    for (int64_t sample = 0; sample < arguments.samples; ++sample) {
+      all.push_back(prompt);
+      all.back().options.sampling.seed = sample_seed(arguments.seed, sample);
+    }
+  }
+  OrderedTexts shown(arguments, texts, !model.config().has_encoder() && !are_chats, output);
   model.generate(
-      all, together, [&](size_t number, std::string_view text) { return texts.put(number, text); },
-      [&](size_t number, const Continuation& made) { texts.end(number, made); });
+      all, together, [&](size_t number, std::string_view text) { return shown.put(number, text); },
+      [&](size_t number, const Continuation& made) { shown.end(number, made); });
   return 0;
 }
 

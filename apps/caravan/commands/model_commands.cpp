@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <span>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/world.h"
 #include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/formats/huggingface/chat_files.h"
 #include "caravan/formats/huggingface/huggingface.h"
 #include "caravan/formats/huggingface/load_model.h"
 #include "caravan/formats/peft/peft.h"
@@ -97,7 +99,7 @@ int export_model(const ExportArguments& arguments) {
   const fs::path target = export_target(arguments, source);
   refuse_to_overwrite(target);
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
-  const LoadedModel loaded = load_model(source, mesh_of_one());
+  const LoadedModel loaded = load_model(source, mesh_of_one(), weights_of(arguments.average));
   NamedTensors parameters;
   for (const Parameter* parameter : loaded.model->parameters())
     parameters.emplace_back(parameter->name(), parameter->sharded().detach());
@@ -120,19 +122,47 @@ int export_model(const ExportArguments& arguments) {
 
 namespace {
 
+/// If the adapters come with a head of classes, the merged model has that head.
 void merge_adapter(HuggingFaceModel& model, const fs::path& folder) {
   ModelConfig adapted = model.config;
-  adapted.lora = read_peft_config(folder, model.config).lora;
-  NamedTensors all = model.parameters;
-  for (auto& factor : read_peft(folder, adapted)) all.push_back(std::move(factor));
+  std::map<std::string, at::Tensor> found(model.parameters.begin(), model.parameters.end());
+  if (const int64_t classes = peft_classes(folder, model.config); classes > 0 && adapted.classes == 0) {
+    adapted.classes = classes;
+    std::erase_if(found, [&](const auto& tensor) { return adapted.is_of_head(tensor.first); });
+  }
+  adapted.lora = read_peft_config(folder, adapted).lora;
+  for (auto& [name, tensor] : read_peft(folder, adapted)) found[name] = tensor;
+  NamedTensors all;
+  const Model whole(adapted);
+  for (const Parameter* parameter : whole.parameters()) {
+    const auto tensor = found.find(parameter->name());
+    if (tensor == found.end()) {
+      throw DataError({"import", folder.string(), "has no " + parameter->name() + ", and neither has the model", "",
+                       "train with train.init_from and lora.adapter, which makes a new one"});
+    }
+    all.push_back(*tensor);
+  }
   model.parameters = with_adapters_merged(adapted, all);
+  model.config = without_adapters(adapted);
+}
+
+/// The command that trains an imported model on a file. With the model's own context a step may need more memory than
+/// there is.
+std::string training_of(const fs::path& run, const ModelConfig& config, bool is_chat) {
+  constexpr int64_t kShort = 512;
+  std::string command = fmt::format("caravan train --set train.init_from={} data.text=FILE model.context={}",
+                                    run.string(), std::min(config.context, kShort));
+  if (config.has_encoder()) command += fmt::format(" model.source_context={}", std::min(config.source_context, kShort));
+  if (const std::string task(usual_task(config)); task != "next") command += " data.task=" + task;
+  if (is_chat) command += " data.format=chat data.pack=documents";
+  return command + " optimizer.lr=1e-5";  // trained weights need a small one
 }
 
 }  // namespace
 
 int import_model(const ImportArguments& arguments) {
   const Runtime runtime({.intra_op_threads = threads_per_rank(Recipe(), 1)});
-  HuggingFaceModel model = read_huggingface(arguments.source);
+  HuggingFaceModel model = read_huggingface(arguments.source, /*may_lack_head=*/!arguments.adapter.empty());
   if (!arguments.adapter.empty()) merge_adapter(model, arguments.adapter);
   Recipe named;
   named.name = fs::absolute(arguments.source).lexically_normal().filename().string();
@@ -141,8 +171,11 @@ int import_model(const ImportArguments& arguments) {
   named.checkpoint.dir = arguments.out;
   const RunFolder folder = open_run_folder(named, false);
   const fs::path run = import_run(model, folder.path, mesh_of_one());
-  fmt::print("{} -> {}\nuse it:    caravan generate {}\ntrain it:  caravan train {} --resume --set data.text=FILE\n",
-             arguments.source, run.string(), run.string(), (run / "recipe.toml").string());
+  const ModelConfig& config = model.config;
+  const bool is_chat = has_chat_template(model.text.files) && config.continues_texts();
+  const char* use = config.classes > 0 ? "classify" : config.continues_texts() ? "generate" : "fill-mask";
+  fmt::print("{} -> {}\nuse it:    caravan {} {}{}\ntrain it:  {}\n", arguments.source, run.string(), use, run.string(),
+             is_chat ? " --chat" : "", training_of(run, config, is_chat));
   return 0;
 }
 

@@ -40,6 +40,7 @@ std::string validation_text(const StepMetrics& metrics) {
   if (metrics.val_bits_per_byte) text += fmt::format(", {:.4f} bits per byte", *metrics.val_bits_per_byte);
   if (metrics.val_accuracy) text += fmt::format(", accuracy {:.4f}", *metrics.val_accuracy);
   if (metrics.val_macro_f1) text += fmt::format(", macro F1 {:.4f}", *metrics.val_macro_f1);
+  if (metrics.val_loss_average) text += fmt::format(", of the average {:.4f}", *metrics.val_loss_average);
   return text;
 }
 
@@ -153,6 +154,7 @@ void ProgressBar::stepped(const StepMetrics& metrics, bool is_logged) {
                                    metrics.step_ms, format_count(metrics.tokens_per_second));
     if (metrics.loss_scale)
       text += fmt::format("  scale {:g}, skipped {}", *metrics.loss_scale, *metrics.skipped_steps);
+    if (metrics.skipped_spikes.value_or(0) > 0) text += fmt::format("  spikes skipped {}", *metrics.skipped_spikes);
     if (metrics.experts) {
       const auto [least, most] = metrics.experts->extremes();
       text += fmt::format("  experts {:.2f} to {:.2f}", least, most);

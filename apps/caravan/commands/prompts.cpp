@@ -66,18 +66,30 @@ std::vector<PromptText> prompts_of_text(const std::filesystem::path& path) {
 
 std::vector<PromptText> prompts_of_json(const std::filesystem::path& path) {
   std::vector<PromptText> prompts;
-  for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
-    prompts.push_back(of_line(text_field(object, "prompt", path, number), path, number));
+  const MappedFile file(path, "generate");
+  LineSplitter lines([&](int64_t number, std::string_view line) {
+    const nlohmann::json object = parse_json_line(line, path, number);
+    if (!object.contains("messages")) {
+      prompts.push_back(of_line(text_field(object, "prompt", path, number), path, number));
+      return;
+    }
+    // With the order of members, which templates write.
+    const auto ordered = nlohmann::ordered_json::parse(line);
+    PromptText& chat = prompts.emplace_back(of_line("", path, number));
+    chat.messages = ordered.at("messages").dump();
+    if (ordered.contains("tools")) chat.tools = ordered.at("tools").dump();
   });
+  lines.put(file.text());
+  lines.finish();
   return prompts;
 }
 
 std::vector<AskedText> texts_of_json(const std::filesystem::path& path) {
   std::vector<AskedText> texts;
   for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
-    AskedText& text = texts.emplace_back();
-    text.text = text_field(object, "text", path, number);
-    if (object.contains("pair")) text.pair = text_field(object, "pair", path, number);
+    const PromptText line = of_line(text_field(object, "text", path, number), path, number);
+    const std::string pair = object.contains("pair") ? text_field(object, "pair", path, number) : "";
+    texts.push_back({line.text, pair, line.where});
   });
   return texts;
 }
@@ -88,14 +100,14 @@ std::vector<AskedText> read_texts(const AskArguments& arguments) {
   if (arguments.texts.empty()) {
     if (!arguments.text)
       throw UsageError({"ask", "--text", "no text is given", "", "give one: --text TEXT, or --texts FILE"});
-    return {{arguments.text == "-" ? standard_input() : *arguments.text, arguments.pair}};
+    return {{arguments.text == "-" ? standard_input() : *arguments.text, arguments.pair, ""}};
   }
   const std::filesystem::path path = arguments.texts;
   std::vector<AskedText> texts;
   if (path.extension() == ".jsonl") {
     texts = texts_of_json(path);
   } else {
-    for (PromptText& line : prompts_of_text(path)) texts.push_back({std::move(line.text), ""});
+    for (PromptText& line : prompts_of_text(path)) texts.push_back({std::move(line.text), "", std::move(line.where)});
   }
   if (texts.empty()) throw DataError({"ask", path.string(), "holds no text", "", "write one text per line"});
   return texts;
@@ -108,7 +120,8 @@ std::vector<PromptText> read_prompts(const GenerateArguments& arguments) {
   std::vector<PromptText> prompts = is_json ? prompts_of_json(path) : prompts_of_text(path);
   if (prompts.empty()) {
     throw DataError({"generate", path.string(), "holds no prompt", "",
-                     is_json ? R"(write a line {"prompt": "some text"} for each)" : "write one prompt per line"});
+                     is_json ? R"(write a line {"prompt": "some text"}, or {"messages": [..]}, for each)"
+                             : "write one prompt per line"});
   }
   return prompts;
 }

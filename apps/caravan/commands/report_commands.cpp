@@ -116,7 +116,7 @@ void print_row(const std::string& name, const std::vector<std::string>& values) 
 void print_recipe_differences(const std::vector<RunLog>& logs) {
   std::vector<Recipe> recipes;
   for (const RunLog& log : logs) {
-    recipes.push_back(parse_recipe(recipe_text(log), (log.run() / "recipe.toml").string()));
+    recipes.push_back(parse_recipe(recipe_text(log), (log.run() / "recipe.toml").string(), {}, RecipeWriter::run));
   }
   for (const RecipeKey& key : recipe_keys()) {
     if (key.name == "checkpoint.dir") continue;  // the run itself

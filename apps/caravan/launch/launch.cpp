@@ -71,8 +71,11 @@ class SignalQueue {
 
 class Job {
  public:
-  Job(std::vector<RankProcess> processes, const SignalQueue& signals, bool is_caravan)
-      : processes_(std::move(processes)), signals_(signals), is_caravan_(is_caravan) {}
+  Job(std::vector<RankProcess> processes, const SignalQueue& signals, const LaunchOptions& options)
+      : processes_(std::move(processes)),
+        signals_(signals),
+        is_caravan_(options.is_caravan),
+        gives_terminal_(options.gives_terminal) {}
   ~Job() { release(processes_); }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -93,6 +96,7 @@ class Job {
   std::vector<RankProcess> processes_;
   const SignalQueue& signals_;
   const bool is_caravan_;
+  const bool gives_terminal_;
   const OomKills oom_kills_;
   std::vector<const RankProcess*> failures_;  ///< earliest first
   int64_t used_bytes_ = 0;                    ///< by all ranks, when one was killed; the largest
@@ -173,6 +177,13 @@ void Job::reap() {
     if (!process.running || !reap_rank(process)) continue;
     // A Ctrl-C ends a rank that has not installed its handler yet. The launcher has got it, too.
     if (WIFSIGNALED(process.wait_status)) handle_signals();
+    // So does one that only a rank with the terminal has got.
+    if (gives_terminal_ && process.rank == 0 && WIFSIGNALED(process.wait_status) &&
+        WTERMSIG(process.wait_status) == SIGINT) {
+      insisted_ = true;
+      kill_at_ = steady_clock::now();
+      continue;
+    }
     const Ending ending = ending_of(process, {.stop_requested = stop_requested_at_.has_value()});
     if (ending != Ending::failed && ending != Ending::lost_peer) continue;
     failures_.push_back(&process);
@@ -246,6 +257,23 @@ Fd reserve_port() {
   return socket;
 }
 
+/// Takes the terminal back from the group that it was given to.
+class Terminal {
+ public:
+  explicit Terminal(bool is_given) : is_given_(is_given && tcgetpgrp(STDIN_FILENO) == getpgrp()) {}
+  ~Terminal() {
+    if (!is_given_) return;
+    const auto before = std::signal(SIGTTOU, SIG_IGN);  // a background group that calls it would be stopped
+    tcsetpgrp(STDIN_FILENO, getpgrp());
+    std::signal(SIGTTOU, before);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+ private:
+  bool is_given_;
+};
+
 }  // namespace
 
 int launch(const LaunchOptions& options) {
@@ -262,7 +290,8 @@ int launch(const LaunchOptions& options) {
                                             }});
   const Fd reserved = reserve_port();
   const ServedStoreInfo store{.port = server.port(), .master_port = store_socket::port_of(reserved.get()), .key = key};
-  return Job(start_ranks(options, store, signals.mask_before()), signals, options.is_caravan).run();
+  const Terminal terminal(options.gives_terminal);
+  return Job(start_ranks(options, store, signals.mask_before()), signals, options).run();
 }
 
 }  // namespace caravan

@@ -72,6 +72,7 @@ struct Streams {
   int out;
   int error;
   int error_file;
+  bool takes_terminal;
 };
 
 [[noreturn]] void become_rank(const Image& image, const Streams& streams, const sigset_t& mask, pid_t launcher,
@@ -83,6 +84,10 @@ struct Streams {
   if (streams.error_file >= 0) fcntl(streams.error_file, F_SETFD, 0);  // survives the exec
   // The kernel stops a background process group that writes to a terminal with `stty tostop`.
   ready = ready && std::signal(SIGTTOU, SIG_IGN) != SIG_ERR && sigprocmask(SIG_SETMASK, &mask, nullptr) == 0;
+  if (ready && streams.takes_terminal) {
+    tcsetpgrp(0, getpid());
+    std::signal(SIGTSTP, SIG_IGN);  // stopped alone, it would keep the terminal
+  }
   if (ready) execve(image.arguments[0], image.arguments.data(), image.variables.data());
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(failure_pipe, &error, sizeof(error));
@@ -126,8 +131,9 @@ void start_rank(RankProcess& process, const LaunchOptions& options, const Served
   const Image image(options, process, store);
   const bool first = process.rank == 0;
   // The kernel stops a background process group that reads from its terminal.
-  const Streams streams{first && isatty(0) == 0 ? 0 : null, first ? 1 : process.log_fd, first ? 2 : process.log_fd,
-                        process.error_fd};
+  const bool takes_terminal = first && options.gives_terminal && tcgetpgrp(0) == getpgrp();
+  const Streams streams{first && (takes_terminal || isatty(0) == 0) ? 0 : null, first ? 1 : process.log_fd,
+                        first ? 2 : process.log_fd, process.error_fd, takes_terminal};
   const pid_t launcher = getpid();
   process.pid = fork();
   if (process.pid == 0) become_rank(image, streams, mask, launcher, failure_pipe);

@@ -21,6 +21,22 @@ std::string environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
+/// The repository that the program was built in, which has the default text. torchrun and mpirun start the program
+/// itself, and not the script that knows where it lies.
+std::filesystem::path home_folder() {
+  const std::string given = environment("CARAVAN_HOME");
+  if (!given.empty()) return given;
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  constexpr int kMostUp = 4;  // build/PRESET/bin
+  for (int up = 0; up < kMostUp && folder.has_relative_path(); ++up, folder = folder.parent_path()) {
+    for (const std::string& text : Recipe().data.text) {
+      if (std::filesystem::exists(folder / text, error)) return folder;
+    }
+  }
+  return {};
+}
+
 constexpr int64_t kDefaultCacheBytes = int64_t{32} << 30;
 
 /// CARAVAN_CACHE_BYTES: "500000000", "500M", "20G"; "0" is no limit.
@@ -95,10 +111,7 @@ int planned_ranks_per_host(int num_ranks, int per_host) {
 }
 
 DataFolders data_folders(const std::filesystem::path& recipe) {
-  return {.home = environment("CARAVAN_HOME"),
-          .recipe = recipe,
-          .cache = cache_folder(),
-          .cache_limit_bytes = cache_limit_bytes()};
+  return {.home = home_folder(), .recipe = recipe, .cache = cache_folder(), .cache_limit_bytes = cache_limit_bytes()};
 }
 
 }  // namespace caravan::app

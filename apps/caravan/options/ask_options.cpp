@@ -27,9 +27,11 @@ CLI::App* add_question(CLI::App& app, CommandLine& line, const char* name, const
   degree("--tp", ask.tp, "ranks that share each layer; default: those that --pp and --ep leave");
   degree("--pp", ask.pp, "ranks that hold layers one after another; default: 1");
   degree("--ep", ask.ep, "ranks that share the experts; default: 1");
-  command->callback([&line, what] {
+  add_offload(*command, ask.offload);
+  command->callback([&line, what, name = std::string(name)] {
     line.command = CommandLine::Command::ask;
     line.ask.what = what;
+    check_offload(line.ask.offload, name);
   });
   return command;
 }

@@ -47,27 +47,50 @@ void add_sampling(CLI::App& app, GenerateArguments& generate) {
       ->check(not_empty());
 }
 
+void add_average(CLI::App& app, bool& average) {
+  app.add_flag("--average", average, "use the average of a run's weights (optimizer.average) instead of the last ones");
+}
+
+/// What a prompt is: a text to continue, or a message.
+void add_prompts(CLI::App& app, GenerateArguments& generate) {
+  CLI::Option* prompt = app.add_option("--prompt", generate.prompt,
+                                       "the text to continue, or what a user says to a model with a chat template; - "
+                                       "reads it from standard input");
+  CLI::Option* prompts =
+      app.add_option("--prompts", generate.prompts,
+                     "a file of them: one a line, or, in a .jsonl file, the field \"prompt\", or the \"messages\" (and "
+                     "\"tools\") of a chat, of each line")
+          ->check(not_empty())
+          ->excludes(prompt);
+  CLI::Option* samples = app.add_option("--samples", generate.samples, "number of continuations of each prompt");
+  CLI::Option* system =
+      app.add_option("--system", generate.system, "a message of the system, before those of the user");
+  CLI::Option* raw = app.add_flag("--raw", generate.raw, "continue the prompt, though the model has a chat template")
+                         ->excludes(system);
+  CLI::Option* json = app.add_flag("--json", generate.json, "print one JSON object per continuation");
+  CLI::Option* chat = app.add_flag("--chat", generate.chat,
+                                   "a conversation: each line of standard input is answered; "
+                                   "/reset forgets the lines before, /exit ends");
+  for (CLI::Option* other : {prompt, prompts, samples, raw, json}) chat->excludes(other);
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app, CommandLine& line) {
   GenerateArguments& generate = line.generate;
-  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained or imported model");
+  CLI::App* command =
+      app.add_subcommand("generate", "continue a text, or answer a message, with a trained or imported model");
   command->add_option("source", generate.source,
                       "a run, a checkpoint or a Hugging Face folder; default: the newest run");
-  CLI::Option* prompt =
-      command->add_option("--prompt", generate.prompt, "the text to continue; - reads it from standard input");
-  command
-      ->add_option("--prompts", generate.prompts,
-                   "a file of texts to continue: one a line, or, in a .jsonl file, the field \"prompt\" of each line")
-      ->check(not_empty())
-      ->excludes(prompt);
-  command->add_option("--samples", generate.samples, "number of continuations of each prompt");
-  command->add_option("--tokens", generate.tokens, "number of tokens to generate");
+  add_prompts(*command, generate);
+  command->add_option("--tokens", generate.tokens,
+                      "number of tokens to generate; default: 120, with --chat those that fit the context");
   add_sampling(*command, generate);
   command->add_option("--seed", generate.seed, "seed of the sampling")->check(whole_number(0));
-  command->add_flag("--json", generate.json, "print one JSON object per continuation");
-  command->add_flag("--truncate", generate.truncate,
-                    "of a prompt with more tokens than the model's context, use the last ones");
+  command->add_flag(
+      "--truncate", generate.truncate,
+      "of a prompt with more tokens than the model's context, use the last ones; of a conversation (--chat) "
+      "the last turns");
   command->add_option("--batch", generate.batch, "texts that are continued side by side; their texts are the same")
       ->check(whole_number(1));
   CLI::Option* beams =
@@ -86,6 +109,7 @@ void add_generate(CLI::App& app, CommandLine& line) {
   command->add_option("--draft-tokens", generate.draft_tokens, "tokens that it proposes at a time, 1 to 15")
       ->check(whole_number(1))
       ->needs(draft);
+  add_average(*command, generate.average);
   command->add_option("--precision", generate.precision, "fp32, bf16 or fp16: of the weights in memory and of products")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--ranks", generate.ranks, "number of processes that share the model; default: 1");
@@ -95,12 +119,16 @@ void add_generate(CLI::App& app, CommandLine& line) {
   CLI::Option* pp = command->add_option("--pp", generate.pp, "ranks that hold layers one after another; default: 1");
   CLI::Option* ep = command->add_option("--ep", generate.ep, "ranks that share the experts; default: 1");
   for (CLI::Option* degree : {tp, pp, ep}) degree->check(whole_number(1));
-  command->callback([&line] { line.command = CommandLine::Command::generate; });
+  add_offload(*command, generate.offload);
+  command->callback([&line] {
+    line.command = CommandLine::Command::generate;
+    check_offload(line.generate.offload, "generate");
+  });
 }
 
 void add_evaluate(CLI::App& app, CommandLine& line) {
   EvaluateArguments& evaluate = line.evaluate;
-  CLI::App* command = app.add_subcommand("evaluate", "loss and perplexity of a model on a text, or accuracy on tasks");
+  CLI::App* command = app.add_subcommand("evaluate", "loss, perplexity or accuracy of a model on texts, or on tasks");
   command->add_option("model", evaluate.model, "a run, a checkpoint or a Hugging Face folder")
       ->required()
       ->check(not_empty());
@@ -108,6 +136,11 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
       command->add_option("texts", evaluate.texts, "texts: files, folders or patterns; plain or JSON lines");
   CLI::Option* field =
       command->add_option("--field", evaluate.field, "the field that has the text, for JSON lines")->check(not_empty());
+  CLI::Option* set = command
+                         ->add_option("--set", evaluate.overrides,
+                                      "data.key=value: how the texts are read, as in a recipe; may be repeated")
+                         ->expected(1, -1)
+                         ->take_all();
   CLI::Option* context =
       command->add_option("--context", evaluate.context, "tokens that the model sees at once; default: its own number");
   CLI::Option* stride = command->add_option("--stride", evaluate.stride,
@@ -118,13 +151,14 @@ void add_evaluate(CLI::App& app, CommandLine& line) {
           ->add_option("--tasks", evaluate.tasks,
                        "a .jsonl file of multiple-choice questions: \"context\" or \"query\", \"choices\", \"gold\"")
           ->check(not_empty());
-  for (CLI::Option* of_texts : {texts, field, stride, batch}) tasks->excludes(of_texts);
+  for (CLI::Option* of_texts : {texts, field, set, stride, batch}) tasks->excludes(of_texts);
   command
       ->add_option("--delimiter", evaluate.delimiter,
                    "text between the context and each choice of --tasks; default: a space, where there is none")
       ->needs(tasks);
   command->add_flag("--skip-bad", evaluate.skip_bad, "leave out and count the lines of --tasks that are not questions")
       ->needs(tasks);
+  add_average(*command, evaluate.average);
   command->add_option("--ranks", evaluate.ranks, "number of processes; default: 1");
   command->add_flag("--json", evaluate.json, "print one JSON object");
   for (CLI::Option* count : {context, stride, batch}) count->check(whole_number(1));
@@ -148,9 +182,17 @@ void add_hugging_face(CLI::App& app, CommandLine& line) {
                                             "otherwise they are merged into the weights");
   exporter
       ->add_option("--base", line.export_model.base,
-                   "what the adapters name as the model that they belong to: a folder, or a name on Hugging Face's hub")
-      ->needs(adapter);
-  exporter->callback([&line] { line.command = CommandLine::Command::export_model; });
+                   "with --adapter: what the adapters name as the model that they belong to: a folder, or a name on "
+                   "Hugging Face's hub")
+      ->needs(adapter)
+      ->check(not_empty());
+  add_average(*exporter, line.export_model.average);
+  exporter->callback([&line] {
+    line.command = CommandLine::Command::export_model;
+    if (!line.export_model.adapter || !line.export_model.base.empty()) return;
+    throw UsageError({"export", "--adapter", "names no base model, without which PEFT cannot load the adapters", "",
+                      "say what they belong to: --base FOLDER, or a name on Hugging Face's hub"});
+  });
   CLI::App* importer = app.add_subcommand("import", "create a run folder from a Hugging Face model: docs/models.md");
   importer
       ->add_option("source", line.import_model.source, "folder with config.json, model.safetensors and tokenizer.json")

@@ -33,6 +33,11 @@ void add_bench(CLI::App& app, CommandLine& line);
 void add_doctor(CLI::App& app, CommandLine& line);
 void add_about(CLI::App& app, CommandLine& line);
 
+/// --offload, --disk-dirs
+void add_offload(CLI::App& command, OffloadArguments& offload);
+/// Throws UsageError for folders without a disk tier or the other way round.
+void check_offload(const OffloadArguments& offload, const std::string& command);
+
 /// --set
 void add_set(CLI::App& command, std::vector<std::string>& overrides);
 

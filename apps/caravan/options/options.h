@@ -37,10 +37,19 @@ struct NewArguments {
   std::string template_name{};  ///< "": the first one
 };
 
+/// Where the weights of a model rest: of generate, fill-mask, classify and embed.
+struct OffloadArguments {
+  std::string tier = "none";           ///< none, host, disk
+  std::vector<std::string> disk_dirs;  ///< folders on local disks
+};
+
 struct GenerateArguments {
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> prompt;
-  std::string prompts;  ///< a file of prompts; "": not given
+  std::string prompts;                ///< a file of prompts; "": not given
+  bool raw = false;                   ///< continue the prompts of a model with a chat template, too
+  bool chat = false;                  ///< a conversation on the terminal
+  std::optional<std::string> system;  ///< a message before those of the user
   std::optional<int64_t> tokens;
   int64_t samples = 1;  ///< of each prompt
   std::optional<double> temperature;
@@ -61,9 +70,11 @@ struct GenerateArguments {
   std::optional<double> length_penalty;
   std::string draft;  ///< a smaller model; "": none
   int64_t draft_tokens = 4;
+  bool average = false;  ///< the average of a run's weights
   std::string precision = "fp32";
   std::optional<int> ranks;
   int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
+  OffloadArguments offload{};
 };
 
 /// fill-mask, classify, embed
@@ -79,19 +90,22 @@ struct AskArguments {
   bool truncate = false;
   std::optional<int> ranks;
   int tp = 0, pp = 0, ep = 0;  ///< 0: see LoadOptions
+  OffloadArguments offload{};
 };
 
 struct EvaluateArguments {
-  std::string model;               ///< run, checkpoint or Hugging Face folder
-  std::vector<std::string> texts;  ///< files, folders or patterns; empty with tasks
-  std::string field = "text";      ///< of texts in JSON lines
-  std::string tasks;               ///< a file of multiple-choice questions; "": none
+  std::string model;                   ///< run, checkpoint or Hugging Face folder
+  std::vector<std::string> texts;      ///< files, folders or patterns; empty with tasks
+  std::optional<std::string> field;    ///< of texts in JSON lines; default: that of the run, or "text"
+  std::vector<std::string> overrides;  ///< "data.key=value": how the texts are read
+  std::string tasks;                   ///< a file of multiple-choice questions; "": none
   std::optional<int> ranks;
   std::optional<int64_t> context;        ///< tokens of a window; default: the model's
   std::optional<int64_t> stride;         ///< tokens from one window to the next; default: the context
   int64_t batch = 4;                     ///< windows of a forward pass
   std::optional<std::string> delimiter;  ///< of tasks: stands between context and choice
   bool skip_bad = false;                 ///< of tasks: leave bad lines out
+  bool average = false;                  ///< the average of a run's weights
   bool json = false;
 };
 
@@ -100,6 +114,7 @@ struct ExportArguments {
   std::string out;       ///< folder to write to; "": <source>/huggingface or <source>/adapter
   bool adapter = false;  ///< the adapters alone
   std::string base;      ///< of the adapters, by its name in them
+  bool average = false;  ///< the average of a run's weights
 };
 
 struct ImportArguments {
