@@ -25,7 +25,7 @@ if(CARAVAN_ARROW_INCLUDE_DIR AND CARAVAN_ARROW_LIBRARY AND CARAVAN_PARQUET_LIBRA
   target_include_directories(caravan_tables PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_include_directories(caravan_tables SYSTEM PRIVATE ${CARAVAN_ARROW_INCLUDE_DIR})
   target_compile_features(caravan_tables PRIVATE cxx_std_20)
-  target_link_libraries(caravan_tables PRIVATE caravan_flags ${CARAVAN_PARQUET_LIBRARY} ${CARAVAN_ARROW_LIBRARY})
+  target_link_libraries(caravan_tables PRIVATE caravan_flags nlohmann_json::nlohmann_json ${CARAVAN_PARQUET_LIBRARY} ${CARAVAN_ARROW_LIBRARY})
   set_target_properties(caravan_tables PROPERTIES CXX_VISIBILITY_PRESET hidden BUILD_RPATH "${arrow_folder}"
     INSTALL_RPATH "${arrow_folder}" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib/caravan)
   add_dependencies(caravan_core caravan_tables)
