@@ -46,6 +46,9 @@ struct Axes {
 /// Parts of a layer's weights that are as equal as whole groups of heads allow: a rank with fewer heads has more
 /// features of the MLP.
 struct Parts {
+  /// Rows of a weight that begin at whole cache lines are read faster.
+  static constexpr int64_t kWholeLines = 32;
+
   std::vector<int64_t> groups{};    ///< of heads that share keys
   std::vector<int64_t> features{};  ///< of the MLP
 
@@ -55,13 +58,15 @@ struct Parts {
     const int64_t rows_of_group = 2 * (config.heads / config.num_kv_heads() + 1) * config.head_width();
     const int64_t rows_of_feature = config.arch.is_gated ? 3 : 2;
     const int64_t rows = rows_of_group * config.num_kv_heads() + rows_of_feature * hidden;
-    int64_t rest = hidden - ranks;  // every rank has one
+    const int64_t step = hidden % kWholeLines == 0 && hidden / kWholeLines >= 4 * ranks ? kWholeLines : 1;
+    int64_t rest = hidden / step - ranks;  // every rank has one
     for (size_t rank = 0; rank < groups.size(); ++rank) {
       const int64_t wanted = (rows / ranks - rows_of_group * groups[rank]) / rows_of_feature;
-      features[rank] = 1 + std::clamp<int64_t>(wanted - 1, 0, rest);
-      rest -= features[rank] - 1;
+      const int64_t more = std::clamp<int64_t>((wanted + step / 2) / step - 1, 0, rest);
+      features[rank] = (1 + more) * step;
+      rest -= more;
     }
-    features.back() += rest;
+    features.back() += rest * step;
   }
 };
 
