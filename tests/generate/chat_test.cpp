@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <mutex>
 
+#include <nlohmann/json.hpp>
+
 #include "caravan/base/error.h"
 #include "caravan/comm/backends/shared/thread_ranks.h"
+#include "caravan/formats/huggingface/chat_files.h"
 #include "caravan/formats/huggingface/huggingface.h"
 #include "tests/data/support.h"
 #include "tests/formats/small_models.h"
@@ -88,6 +91,33 @@ TEST(Chat, AnAnswerEndsWhereTheTemplateEndsATurn) {
   const Prompt none = answer_prompt("text", "", llama, {});
   EXPECT_THAT(none.options.end_tokens, IsEmpty());
   EXPECT_THAT(none.options.stop_strings, IsEmpty());
+}
+
+/// Other programs read where an answer ends in generation_config.json.
+TEST(Chat, AnExportEndsWhereTheTemplateEndsATurn) {
+  const Tokenizer llama = Tokenizer::load(fixture("families/llama2.json"));
+  const int64_t begin = llama.id_of("<s>").value(), end = llama.id_of("</s>").value();
+  const auto config = [&](std::map<std::string, std::string> files, std::string_view turn_end) {
+    if (!turn_end.empty()) {
+      files["chat_template.jinja"] =
+          "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + std::string(turn_end) + "{% endfor %}";
+    }
+    TextSettings text;
+    text.files = std::move(files);
+    text.tokens.begin = begin;
+    text.tokens.end = {7};
+    const auto found = with_ends_of_turns(text, llama, "model").files;
+    return found.contains("generation_config.json") ? nlohmann::json::parse(found.at("generation_config.json"))
+                                                    : nlohmann::json();
+  };
+  using Json = nlohmann::json;
+  EXPECT_EQ(config({}, "</s>"), (Json{{"bos_token_id", begin}, {"eos_token_id", {7, end}}}));
+  EXPECT_EQ(config({{"generation_config.json", R"({"eos_token_id": 9, "top_k": 3})"}}, "</s>"),
+            (Json{{"eos_token_id", {9, end}}, {"top_k", 3}}));
+  const Json has_it{{"eos_token_id", {9, end}}};
+  EXPECT_EQ(config({{"generation_config.json", has_it.dump()}}, "</s>"), has_it);
+  EXPECT_EQ(config({}, ""), Json()) << "no template";
+  EXPECT_EQ(config({}, ";"), Json()) << "a turn ends with a text";
 }
 
 /// The tokenizer of Llama 2 begins a text with <s>, and so does its template.

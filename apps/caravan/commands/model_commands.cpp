@@ -92,6 +92,16 @@ fs::path export_target(const ExportArguments& arguments, const fs::path& source)
                     "", "name a new folder to write to: --out FOLDER"});
 }
 
+/// With the end of a turn among the end tokens. A template that cannot be rendered here is exported as it is.
+TextSettings text_to_export(const LoadedModel& model, const fs::path& source) {
+  try {
+    return with_ends_of_turns(model.text, model.tokenizer, source);
+  } catch (const DataError& error) {
+    fmt::print(stderr, "caravan: generation_config.json does not name the end of a turn: {}\n", error.what());
+    return model.text;
+  }
+}
+
 }  // namespace
 
 int export_model(const ExportArguments& arguments) {
@@ -113,7 +123,7 @@ int export_model(const ExportArguments& arguments) {
     return 0;
   }
   write_huggingface(target, without_adapters(config), with_adapters_merged(config, parameters), loaded.tokenizer,
-                    loaded.text);
+                    text_to_export(loaded, source));
   std::vector<std::string> names{"config.json", "model.safetensors", "tokenizer.json"};
   for (const auto& [name, content] : read_text_files(target)) names.push_back(name);
   fmt::print("{} -> {}: {}\n", loaded.origin, target.string(), join(names));

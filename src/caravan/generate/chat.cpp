@@ -13,11 +13,13 @@ namespace caravan {
 
 Prompt answer_prompt(std::string text, std::string_view turn_end, const Tokenizer& tokenizer,
                      ContinuationOptions options) {
+  if (const auto token = turn_end_token(turn_end, tokenizer)) {
+    options.end_tokens.push_back(*token);
+    return {.text = std::move(text), .options = std::move(options), .is_whole = true};
+  }
   const std::vector<int32_t> ids = tokenizer.encode(turn_end);
   const auto special = std::ranges::find_if(ids, [&](int32_t id) { return tokenizer.is_special(id); });
-  if (special != ids.end() && special == ids.begin()) {
-    options.end_tokens.push_back(*special);
-  } else if (special != ids.end()) {  // texts are shown without it
+  if (special != ids.end()) {  // texts are shown without it
     options.stop_strings.push_back(tokenizer.decode({ids.begin(), special}));
   } else if (!turn_end.empty()) {
     options.stop_strings.emplace_back(turn_end);

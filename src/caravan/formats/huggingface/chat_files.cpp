@@ -1,5 +1,9 @@
 #include "caravan/formats/huggingface/chat_files.h"
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/system/file.h"
@@ -60,6 +64,30 @@ std::shared_ptr<const ChatTemplate> chat_template_of(const Files& files, const f
   if (source.empty()) return nullptr;
   return std::make_shared<ChatTemplate>(std::move(source), file, token_text(config, "bos_token"),
                                         token_text(config, "eos_token"));
+}
+
+std::optional<int32_t> turn_end_token(std::string_view turn_end, const Tokenizer& tokenizer) {
+  const std::vector<int32_t> ids = tokenizer.encode(turn_end);
+  return ids.empty() || !tokenizer.is_special(ids.front()) ? std::nullopt : std::optional(ids.front());
+}
+
+TextSettings with_ends_of_turns(TextSettings text, const Tokenizer& tokenizer, const fs::path& folder) {
+  const auto chat = chat_template_of(text.files, folder);
+  const auto token = chat == nullptr ? std::nullopt : turn_end_token(chat->turn_end(), tokenizer);
+  if (!token) return text;
+  const GenerationConfig before = text.generation();
+  std::vector<int64_t> ends = before.end.value_or(std::vector<int64_t>(text.tokens.end.begin(), text.tokens.end.end()));
+  if (std::ranges::find(ends, *token) != ends.end()) return text;
+  ends.push_back(*token);
+  std::string& file = text.files[kGenerationConfigFile];
+  auto config = file.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json::parse(file);
+  if (file.empty()) {  // other programs do not read config.json then
+    if (text.tokens.begin) config["bos_token_id"] = *text.tokens.begin;
+    if (text.tokens.pad) config["pad_token_id"] = *text.tokens.pad;
+  }
+  config["eos_token_id"] = ends;
+  file = config.dump(2) + "\n";
+  return text;
 }
 
 }  // namespace caravan

@@ -12,9 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const char* const kGenerationConfig = "generation_config.json";
 const char* const kTokenizerConfig = "tokenizer_config.json";
-const char* const kTextFiles[] = {kGenerationConfig, kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile};
+const char* const kTextFiles[] = {kGenerationConfigFile, kTokenizerConfig, "special_tokens_map.json",
+                                  kChatTemplateFile};
 
 std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
   nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", context}};
@@ -36,8 +36,8 @@ std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
 }  // namespace
 
 GenerationConfig TextSettings::generation() const {
-  const auto file = files.find(kGenerationConfig);
-  return file == files.end() ? GenerationConfig{} : parse_generation_config(file->second, kGenerationConfig);
+  const auto file = files.find(kGenerationConfigFile);
+  return file == files.end() ? GenerationConfig{} : parse_generation_config(file->second, kGenerationConfigFile);
 }
 
 SpecialTokens special_tokens(const Tokenizer& tokenizer) {
@@ -61,7 +61,7 @@ std::map<std::string, std::string> read_text_files(const fs::path& folder) {
 
 std::map<std::string, std::string> read_tokenizer_files(const fs::path& folder) {
   std::map<std::string, std::string> files = read_text_files(folder);
-  files.erase(kGenerationConfig);
+  files.erase(kGenerationConfigFile);
   return files;
 }
 

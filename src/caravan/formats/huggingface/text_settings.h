@@ -10,6 +10,9 @@
 
 namespace caravan {
 
+/// The name of the file of the settings of generation in a folder of Hugging Face, and in a run.
+inline constexpr const char* kGenerationConfigFile = "generation_config.json";
+
 /// The settings of a Hugging Face folder for text, apart from tokenizer.json. Import stores them in the run folder and
 /// export writes them back.
 struct TextSettings {
