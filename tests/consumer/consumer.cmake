@@ -34,7 +34,8 @@ foreach(file man/man1/caravan.1 bash-completion/completions/caravan fish/vendor_
 endforeach()
 
 run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR}/project -B ${WORK}/project
-  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH})
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_PREFIX_PATH=${WORK}/moved -DCARAVAN_TORCH=${TORCH}
+  -DSOURCES=${CMAKE_CURRENT_LIST_DIR}/../../src)
 run(${CMAKE_COMMAND} --build ${WORK}/project)
 run(${WORK}/project/core_only)
 if(EXISTS ${WORK}/moved/lib/caravan)
