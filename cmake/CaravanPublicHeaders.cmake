@@ -11,7 +11,7 @@ set(CARAVAN_PUBLIC_HEADERS
   techniques/compression/compress_hook.h techniques/server/param_server.h techniques/compression/power_sgd.h techniques/averaging/replicas.h techniques/compression/top_k.h
   techniques/context/context_parallel.h techniques/expert/expert_parallel.h techniques/tensor/tensor_1d.h techniques/grid/tensor_2d.h techniques/grid/tensor_25d.h techniques/grid/tensor_3d.h techniques/context/ring_attention.h techniques/data/sync_batch_norm.h techniques/server/async_trainer.h
   techniques/make_strategy.h techniques/pipeline/pipeline.h prove/prove.h
-  nn/experts/experts.h models/model.h nn/experts/router.h optim/grad_norm.h optim/learning_rate.h optim/lion.h optim/loss_scale.h optim/muon.h optim/optimizer.h optim/spike_guard.h
+  nn/experts/experts.h models/model.h nn/experts/router.h optim/adafactor.h optim/grad_norm.h optim/learning_rate.h optim/lion.h optim/loss_scale.h optim/muon.h optim/optimizer.h optim/spike_guard.h
   data/files/corpus.h data/windows/sampler.h data/tokenizer/tokenizer.h
   caravan.h formats/checkpoint/checkpoint.h formats/huggingface/huggingface.h formats/huggingface/load_model.h
   session/autocast.h session/candidates.h session/kept.h session/load.h session/module_checkpoint.h session/parallelize.h session/plan_module.h session/run_program.h session/session.h session/sharded_sampler.h session/trials.h

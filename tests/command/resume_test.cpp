@@ -70,6 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Overrides{"model.dropout=0.1"}, Overrides{"comm.backend=thread", "train.micro_batch=2"},
                       Overrides{"precision.compute=bf16", "optimizer.kind=sgd", "optimizer.momentum=0.9"},
                       Overrides{"optimizer.kind=lion"}, Overrides{"optimizer.kind=muon", "optimizer.skip_spikes=5"},
+                      Overrides{"optimizer.kind=adafactor", "optimizer.update_momentum=0.9"},
                       Overrides{"data.tokenizer={train = 300}", "model.kind=llama"}));
 
 /// Packed documents of two sources, one of them JSON lines, several epochs of each. Resumed in the middle.

@@ -8,28 +8,17 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory/memory_counter.h"
 #include "caravan/comm/record.h"
-#include "caravan/formats/checkpoint/state_checkpoint.h"
-#include "caravan/models/model.h"
 #include "caravan/optim/matrix_plan.h"
 #include "caravan/optim/muon.h"
 #include "caravan/optim/newton_schulz.h"
-#include "caravan/redistribute/whole.h"
-#include "caravan/techniques/data/ddp.h"
-#include "caravan/techniques/data/zero.h"
-#include "caravan/techniques/make_strategy.h"
-#include "tests/data/support.h"
-#include "tests/engine/parameters.h"
-#include "tests/techniques/together/technique.h"
+#include "tests/optim/matrices.h"
 
 namespace caravan::testing::muon_steps_test {
 namespace {
 
+using namespace matrices;
 using ::testing::HasSubstr;
-
-using Tensors = std::map<std::string, at::Tensor>;
-using Specs = std::vector<Parameters::Spec>;
 
 constexpr double kLr = 0.1;
 constexpr int kSteps = 3;
@@ -73,34 +62,6 @@ struct Reference {
     w = decay * w - kLr * mean / (square.sqrt() + epsilon);
   }
 };
-
-at::Tensor gradient_of(const Parameter& parameter, int step) {
-  uint64_t seed = 17 + static_cast<uint64_t>(step);
-  for (const char letter : parameter.name()) seed = seed * 31 + static_cast<uint64_t>(letter);
-  return random_tensor(parameter.global_shape(), seed % 100'000).to(at::kFloat);
-}
-
-void set_gradients(Engine& engine, int step) {
-  FlatState& state = engine.state();
-  for (const Slot& slot : state.layout.slots()) {
-    const Parameter& parameter = *slot.parameter;
-    if (!parameter.requires_grad()) continue;
-    const at::Tensor piece = piece_of(gradient_of(parameter, step), parameter.sharded_layout(), engine.mesh());
-    state.layout.write(state.gradients, parameter, piece.to(state.gradients.scalar_type()));
-  }
-}
-
-Tensors whole_values(Engine& engine) {
-  const at::NoGradGuard no_grad;
-  Tensors all;
-  for (const Slot& slot : engine.state().layout.slots()) {
-    const Parameter& parameter = *slot.parameter;
-    all[parameter.name()] =
-        whole_tensor(parameter.sharded().detach(), parameter.sharded_layout(), engine.mesh(), parameter.name())
-            .to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
-  }
-  return all;
-}
 
 /// Trains for some steps on each rank, and compares the whole parameters with the reference.
 void expect_reference(Engine& engine, double tolerance = 1e-5, double scale = 0.7) {
@@ -150,22 +111,6 @@ TEST(NewtonSchulz, BringsSingularValuesNearOne) {
   EXPECT_LT(values.max().item<float>(), 1.3);
 }
 
-// Odd, tall and wide ones; rows and matrices fewer than ranks; vectors; experts; a table; one that is not trained.
-Specs odd_shapes() {
-  return {{"odd", {5, 7}}, {"bias", {7}, false}, {"tall", {33, 3}}, {"wide", {3, 33}},  {"small", {2, 3}},
-          {"row", {1, 9}}, {"scale", {}, false}, {"v", {33}},       {"cube", {2, 3, 4}}};
-}
-
-using Arrange = std::function<Strategy(Module&, const Mesh&)>;
-
-std::map<std::string, Arrange> data_parallel() {
-  return {
-      {"ddp", [](Module& model, const Mesh& mesh) { return ddp(model, mesh, {}); }},
-      {"zero1", [](Module& model, const Mesh& mesh) { return zero(model, mesh, {.stage = 1}); }},
-      {"zero2", [](Module& model, const Mesh& mesh) { return zero(model, mesh, {.stage = 2, .share = Share::off}); }},
-      {"zero3", [](Module& model, const Mesh& mesh) { return fsdp(model, mesh, {.share = Share::off}); }}};
-}
-
 TEST(MuonSteps, MatchTheReferenceForOddShapesAndMoreRanksThanRows) {
   for (const auto& [name, arrange] : data_parallel()) {
     for (const int ranks : {1, 2, 3, 4}) {
@@ -211,67 +156,6 @@ TEST(MuonSteps, ReadRoundedGradientsAndWriteCopies) {
       EXPECT_TRUE(!state.copies.defined() || state.has_copied(/*is_trained=*/true));
     });
   }
-}
-
-struct Layers {
-  std::string name;
-  Axes axes;
-  StrategyChoice choice{};
-  int64_t experts = 0;
-};
-
-Setting shards(const std::string& name, const Values& more = {}) {
-  Values values{{"share", "off"}};
-  values.insert(values.end(), more.begin(), more.end());
-  return technique_of(name, values);
-}
-
-std::vector<Layers> layouts() {
-  return {
-      {"one", {{"dp", 1}}},
-      {"hsdp", {{"dp", 4}}, {.data_parallel = technique_of("hsdp", {{"shard", 2}})}},
-      {"replicas", {{"dp", 2}}, {.data_parallel = technique_of("replicas")}},
-      {"tp", {{"dp", 1}, {"tp", 2}}, {.tensor_parallel = tensor_of(2)}},
-      {"ddp x tp", {{"dp", 2}, {"tp", 2}}, {.tensor_parallel = tensor_of(2)}},
-      {"zero1 x tp", {{"dp", 2}, {"tp", 2}}, {.data_parallel = shards("zero1"), .tensor_parallel = tensor_of(2)}},
-      {"zero3 x tp", {{"dp", 2}, {"tp", 2}}, {.data_parallel = shards("zero3"), .tensor_parallel = tensor_of(2)}},
-      {"zero3 of 3", {{"dp", 3}}, {.data_parallel = shards("zero3")}},
-      {"2d", {{"dp", 1}, {"tp", 4}}, {.tensor_parallel = tensor_of(4, "2d")}},
-      {"zero3 x cp",
-       {{"dp", 2}, {"cp", 2}},
-       {.data_parallel = shards("zero3"), .context_parallel = context_of("ring", 2)}},
-      {"experts", {{"dp", 2}}, {}, 4},
-      {"zero3 x ep", {{"dp", 2}, {"ep", 2}}, {.data_parallel = shards("zero3"), .expert_parallel = experts_of(2)}, 4},
-      {"ddp x ep x tp",
-       {{"dp", 1}, {"ep", 2}, {"tp", 2}},
-       {.tensor_parallel = tensor_of(2), .expert_parallel = experts_of(2)},
-       4},
-      {"pp", {{"dp", 1}, {"pp", 2}}, {.pipeline = pipeline_of("1f1b", 2)}},
-      {"pp x zero3", {{"dp", 2}, {"pp", 2}}, {.data_parallel = shards("zero3"), .pipeline = pipeline_of("1f1b", 2)}},
-      {"pp x ddp", {{"pp", 2}, {"dp", 2}}, {.pipeline = pipeline_of("1f1b", 2)}}};
-}
-
-ModelConfig config_of(const Layers& of, const Architecture& kind) {
-  return {.arch = kind,
-          .layers = 2,
-          .width = 16,
-          .heads = 4,
-          .kv_heads = kind == Architecture::llama() ? 2 : 0,
-          .context = 8,
-          .vocabulary = 24,
-          .tie_embeddings = kind == Architecture::gpt2(),
-          .moe = {.experts = of.experts}};
-}
-
-void with_layers(const Layers& of, const ModelConfig& config, const std::function<void(Engine&)>& body) {
-  on_mesh(of.axes, [&](const Mesh& world) {
-    Mesh mesh = world;
-    Model model(config);
-    StrategyChoice choice = of.choice;
-    choice.sequences = 4;
-    Engine engine(model, mesh, make_strategy(choice, model, mesh), {.seed = 5});
-    body(engine);
-  });
 }
 
 /// Fused projections, blocks of rows that tensor-parallel ranks cut apart, experts, stages.
@@ -341,26 +225,6 @@ TEST(MatrixPlan, BalancesTheWork) {
   }
 }
 
-struct Measured {
-  int64_t sent = 0;
-  int64_t peak = 0;
-  int64_t held = 0;
-};
-
-/// Of the second step.
-Measured measured(Engine& engine, const Mesh& mesh) {
-  Muon muon(engine.state());
-  MemoryCounter& memory = MemoryCounter::current();
-  Measured of;
-  for (int step = 0; step < 2; ++step) {
-    const int64_t sent = mesh.bytes_sent(), before = memory.live_bytes();
-    memory.reset_peak();
-    muon.step(kLr);
-    of = {mesh.bytes_sent() - sent, memory.peak_bytes() - before, memory.live_bytes() - before};
-  }
-  return of;
-}
-
 /// A rehearsal on meta tensors sends the same bytes and needs the same memory; a rank never has more than one whole
 /// matrix beside what Newton-Schulz needs for it, or sends and receives one.
 TEST(MuonSteps, SendAndHoldWhatARehearsalSays) {
@@ -373,7 +237,8 @@ TEST(MuonSteps, SendAndHoldWhatARehearsalSays) {
     int64_t largest = 0;
     with_layers(of, config, [&](Engine& engine) {
       const MatrixPlan plan(engine.state().layout, MatrixRanks(engine.mesh(), {engine.strategy().pipeline_axis}));
-      const Measured own = measured(engine, engine.mesh());
+      Muon muon(engine.state());
+      const Measured own = measured(muon, engine.mesh(), kLr);
       const std::lock_guard lock(mutex);
       real[engine.mesh().rank()] = own;
       largest = std::max(largest, plan.largest());
@@ -386,7 +251,8 @@ TEST(MuonSteps, SendAndHoldWhatARehearsalSays) {
       StrategyChoice choice = of.choice;
       choice.sequences = 4;
       Engine engine(model, mesh, make_strategy(choice, model, mesh), {.seed = 5, .device = at::kMeta});
-      const Measured meta = measured(engine, engine.mesh());
+      Muon muon(engine.state());
+      const Measured meta = measured(muon, engine.mesh(), kLr);
       EXPECT_EQ(real.at(rank).sent, meta.sent) << rank;
       EXPECT_EQ(real.at(rank).peak, meta.peak) << rank;
       EXPECT_EQ(real.at(rank).held, 0) << rank;
@@ -403,31 +269,12 @@ TEST(MuonSteps, OfCopiesSendEachMatrixOnceToEachRank) {
   on_mesh({{"dp", 3}}, [&](const Mesh& mesh) {
     Chain model({{{"a", {6, 8}}, {"b", {4, 8}}, {"c", {4, 4}}, {"bias", {9}, false}}});
     Engine engine(model, mesh, ddp(model, mesh, {}), {.seed = 4});
-    const Measured own = measured(engine, mesh);
+    Muon muon(engine.state());
+    const Measured own = measured(muon, mesh, kLr);
     at::Tensor sum = at::full({1}, own.sent, at::kLong);
     all_reduce_async(mesh.world(), sum, sum, ReduceOp::sum, "sent").wait();
     EXPECT_EQ(sum.item<int64_t>(), 2 * 4 * (48 + 32 + 16));
   });
-}
-
-void save(Engine& engine, Muon& muon, const std::filesystem::path& run) {
-  TrainingState state;
-  state.add(state_of_model(engine));
-  state.add(muon);
-  save_checkpoint(run, {.step = 2, .optimizer_steps = muon.num_steps()}, checkpoint_pieces(state, engine.mesh()),
-                  engine.mesh().world(), 0);
-}
-
-void load(Engine& engine, Muon& muon, const std::filesystem::path& run) {
-  TrainingState state;
-  state.add(state_of_model(engine));
-  state.add(muon);
-  CheckpointReader reader(run / "step_000002");
-  StateReader tensors(state, engine.mesh(), reader, {});
-  tensors.check();
-  tensors.read();
-  muon.set_num_steps(reader.info().optimizer_steps);
-  engine.state().bump_version();
 }
 
 /// A checkpoint of one layout continues on any other as the run that was not interrupted.

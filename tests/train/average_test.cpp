@@ -96,7 +96,7 @@ TEST(Average, IsTheSameInAllLayouts) {
 /// An evaluation leaves weights and average as they are, and a resumed run goes on with both.
 TEST(Average, GoesOn) {
   const TinyRuns runs;
-  for (const std::string& kind : {std::string("adamw"), std::string("muon")}) {
+  for (const std::string& kind : {std::string("adamw"), std::string("muon"), std::string("adafactor")}) {
     const Keys keys = together({kAveraged, {"optimizer.kind=" + kind, "precision.compute=bf16"}});
     const Tensors whole = train_with(runs, kind, 2, keys);
     EXPECT_EQ(first_difference(train_with(runs, kind + "-seldom", 2, together({keys, {"train.eval_every=0"}})), whole),

@@ -6,16 +6,15 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/base/memory/memory_counter.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/module/path.h"
 #include "caravan/optim/matrix_exchange.h"
 #include "caravan/optim/newton_schulz.h"
+#include "caravan/optim/zeros_of_slots.h"
 
 namespace caravan {
 namespace {
@@ -97,20 +96,8 @@ Muon::~Muon() = default;
 
 /// A momentum for matrices, two moments for the rest.
 void Muon::make_state() {
-  const MemoryKindScope kind(MemoryKind::optimizer);
   for (const char* name : {kMuonMomentum, kMuonMoment, kMuonSquares}) {
-    int64_t count = 0;
-    const auto size_of = [](const Slot& slot) { return FlatLayout::aligned(slot.sharded_count()); };
-    for (const Slot& slot : state_.layout.slots()) count += keeps(name, slot) ? size_of(slot) : 0;
-    const at::Tensor all = at::zeros({count}, state_.values.options());
-    FlatMemory flat(state_.values.options());
-    int64_t place = 0;
-    for (const Slot& slot : state_.layout.slots()) {
-      if (!keeps(name, slot)) continue;
-      flat.add(slot.sharded_offset, all.narrow(0, place, slot.sharded_count()));
-      place += size_of(slot);
-    }
-    moments_.emplace_back(name, std::move(flat));
+    moments_.emplace_back(name, zeros_of_slots(state_, [&](const Slot& slot) { return keeps(name, slot); }));
   }
 }
 
