@@ -103,14 +103,18 @@ void print_sample(const Dataset& data, const TaskRows& rows, int64_t sample) {
   const auto optional_column = [&](bool is_used, const auto& text) {
     return is_used ? fmt::format("{:>8}  ", text) : std::string();
   };
-  fmt::print("{}{:>8}  {:>8}  {}{:>8}  {:<24}  target\n", optional_column(shape.num_sources > 0, "read by"), "position",
-             "document", optional_column(shape.has_token_types, "type"), "id", "token");
+  const auto of_sequence = static_cast<int64_t>(count) / shape.num_sequences;  // pairs: the chosen, the rejected one
+  const bool are_pairs = shape.num_sequences > 1;
+  fmt::print("{}{}{:>8}  {:>8}  {}{:>8}  {:<24}  target\n", optional_column(shape.num_sources > 0, "read by"),
+             optional_column(are_pairs, "answer"), "position", "document",
+             optional_column(shape.has_token_types, "type"), "id", "token");
   for (size_t t = 0; t < count; ++t) {
     const auto index = static_cast<int64_t>(t);
     const bool is_source = index < shape.num_sources;
-    const int64_t in_part = is_source ? index : index - shape.num_sources;
-    fmt::print("{}{:>8}  {:>8}  {}{:>8}  {:<24}  {}\n",
+    const int64_t in_part = (is_source ? index : index - shape.num_sources) % of_sequence;
+    fmt::print("{}{}{:>8}  {:>8}  {}{:>8}  {:<24}  {}\n",
                optional_column(shape.num_sources > 0, is_source ? "encoder" : "decoder"),
+               optional_column(are_pairs, index < of_sequence ? "chosen" : "rejected"),
                shape.has_positions ? positions[t] : in_part, documents[t],
                optional_column(shape.has_token_types, types[t]), ids[t], token_text(data.tokenizer, ids[t]),
                target_text(data, labels[t]));

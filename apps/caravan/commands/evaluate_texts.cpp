@@ -76,6 +76,12 @@ Recipe evaluation_recipe(const EvaluateArguments& arguments, const LoadedModel& 
   if (arguments.field) set.push_back(override_of("data.field", *arguments.field));
   set.insert(set.end(), arguments.overrides.begin(), arguments.overrides.end());
   Recipe recipe = parse_recipe(base, is_run ? folder.string() : "evaluate", set, writer);
+  if (recipe.data.task.has_preferences()) {
+    throw UsageError({"evaluate", "data.task",
+                      "is \"preference\", whose loss needs a reference model: the run's train.log has val_loss and "
+                      "val_accuracy of pairs",
+                      "", "use --set data.task=next, for texts or chats"});
+  }
   const bool classifies = recipe.data.task.kind == "classify";
   if (classifies != (loaded.model->config().classes > 0)) {
     throw UsageError({"evaluate", "data.task",

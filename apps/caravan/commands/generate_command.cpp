@@ -211,22 +211,11 @@ void check_prompts(const GenerateArguments& arguments, const LanguageModel& mode
 }
 
 /// The model that proposes tokens, on the same ranks, in memory: it runs several times for each pass of the other.
-std::optional<LanguageModel> load_draft(const GenerateArguments& arguments, const Mesh& ranks,
-                                        const LoadOptions& options, const LanguageModel& model) {
+std::optional<FrozenModel> load_draft(const GenerateArguments& arguments, const Mesh& ranks, const LoadOptions& options,
+                                      const LanguageModel& model) {
   if (arguments.draft.empty()) return std::nullopt;
-  std::optional<LanguageModel> draft(load(arguments.draft, ranks, options));
-  if (!draft->has_head()) {
-    throw UsageError({"generate", "--draft", draft->origin() + " is a base model, without a head", "",
-                      "use a model that continues texts"});
-  }
-  if (draft->tokenizer().hash() != model.tokenizer().hash()) {
-    throw UsageError({"generate", "--draft",
-                      fmt::format("{} has another tokenizer than {}", draft->origin(), model.origin()), "",
-                      "use a smaller model of the same family"});
-  }
-  if (draft->config().vocabulary < model.tokenizer().vocab_size()) {
-    throw DataError({"generate", draft->origin(), "has fewer tokens than its tokenizer", "", "use another draft"});
-  }
+  std::optional<FrozenModel> draft(FrozenModel::load(arguments.draft, ranks, options));
+  draft->check_companion(model.tokenizer(), model.origin(), "generate", "--draft");
   return draft;
 }
 
@@ -251,7 +240,7 @@ int generate(const GenerateArguments& arguments) {
   if (!settings.ignored.empty() && job.is_first()) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
-  const std::optional<LanguageModel> draft = load_draft(arguments, ranks, split, model);
+  const std::optional<FrozenModel> draft = load_draft(arguments, ranks, split, model);
   ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
                               .sampling = sampling_options(arguments, settings),
                               .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop,

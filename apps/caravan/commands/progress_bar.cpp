@@ -155,6 +155,10 @@ void ProgressBar::stepped(const StepMetrics& metrics, bool is_logged) {
     if (metrics.loss_scale)
       text += fmt::format("  scale {:g}, skipped {}", *metrics.loss_scale, *metrics.skipped_steps);
     if (metrics.skipped_spikes.value_or(0) > 0) text += fmt::format("  spikes skipped {}", *metrics.skipped_spikes);
+    if (metrics.rewards) {
+      text += fmt::format("  margin {:.4f}, {:.1f} % of pairs right", metrics.rewards->margin(),
+                          100 * metrics.rewards->accuracy);
+    }
     if (metrics.experts) {
       const auto [least, most] = metrics.experts->extremes();
       text += fmt::format("  experts {:.2f} to {:.2f}", least, most);

@@ -101,7 +101,8 @@ void print_facts(const Inspected& of, const MemoryPlan& memory) {
   const BatchPlan plan = plan_batch(recipe, of.num_ranks);
   ModelConfig model = recipe.model;
   const int64_t parameters = model.num_parameters();
-  const int64_t tokens = recipe.train.global_batch * model.row_length();
+  const int64_t of_row = model.row_length() * recipe.data.task.sequences();
+  const int64_t tokens = recipe.train.global_batch * of_row;
   const auto steps = static_cast<double>(recipe.train.steps);
   const double flops = model.flops_per_token(model.context);
   const std::string hosts = of.ranks_per_host == 0              ? "a host for each"
@@ -112,7 +113,10 @@ void print_facts(const Inspected& of, const MemoryPlan& memory) {
   if (const std::string order = order_text(recipe, plan.dp); !order.empty()) print("order", order);
   print("sequences", plan.to_string() + (memory.is_chosen ? " (micro_batch chosen by memory)" : ""));
   print("tokens per step", fmt::format("{} = {} x {} {}", tokens, recipe.train.global_batch,
-                                       model.has_encoder() ? "source and target" : "context", model.row_length()));
+                                       model.has_encoder()                  ? "source and target"
+                                       : recipe.data.task.has_preferences() ? "both answers"
+                                                                            : "context",
+                                       of_row));
   print("tokens of the run", fmt::format("{:.0f}", static_cast<double>(tokens) * steps));
   print("vocabulary", fmt::format("{}{}", of.vocabulary.size, of.vocabulary.note));
   print("parameters", fmt::format("{}  ({})", parameters, format_count(static_cast<double>(parameters))));

@@ -96,7 +96,8 @@ int plan_recipe(const PlanArguments& arguments) {
   fmt::print("{}", hardware_text(hardware, num_ranks));
   const auto parameters = static_cast<double>(recipe.model.num_parameters());
   print_fact("model", fmt::format("{} parameters, {} sequences of {} tokens a step, {}", format_count(parameters),
-                                  recipe.train.global_batch, recipe.model.row_length(), recipe.precision.compute));
+                                  recipe.train.global_batch * recipe.data.task.sequences(), recipe.model.row_length(),
+                                  recipe.precision.compute));
   SearchResult result = searched(recipe, predictor, arguments.seconds);
   print_result(job, result);
   for (const std::string& sentence : hardware_advice(recipe, result, predictor)) fmt::print("- {}\n", sentence);

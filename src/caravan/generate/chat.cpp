@@ -35,19 +35,19 @@ void refuse_without_template(const LanguageModel& model) {
 }
 
 std::shared_ptr<const ChatTemplate> LanguageModel::chat_template() const {
-  return chat_template_of(text_.files, origin_);
+  return chat_template_of(text().files, origin());
 }
 
 std::string LanguageModel::chat(const std::vector<ChatMessage>& messages, const ContinuationOptions& options) {
-  if (!has_chat_template(text_.files)) refuse_without_template(*this);
+  if (!has_chat_template(text().files)) refuse_without_template(*this);
   const auto render = [&] {
     auto said = nlohmann::ordered_json::array();
     for (const ChatMessage& message : messages) said.push_back({{"role", message.role}, {"content", message.content}});
     const auto writer = chat_template();
     return nlohmann::json{writer->prompt(said, nullptr, "messages"), writer->turn_end()}.dump();
   };
-  const auto rendered = nlohmann::json::parse(text_of_rank_0(mesh_.world(), render, {"chat"}));
-  const Prompt one = answer_prompt(rendered.at(0), rendered.at(1).get<std::string>(), tokenizer_, options);
+  const auto rendered = nlohmann::json::parse(text_of_rank_0(mesh().world(), render, {"chat"}));
+  const Prompt one = answer_prompt(rendered.at(0), rendered.at(1).get<std::string>(), tokenizer(), options);
   return generate({&one, 1}, {}).front().text;
 }
 

@@ -6,37 +6,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include <c10/core/ScalarType.h>
-
-#include "caravan/data/tokenizer/tokenizer.h"
-#include "caravan/engine/engine.h"
-#include "caravan/formats/huggingface/load_model.h"
+#include "caravan/generate/frozen_model.h"
 #include "caravan/generate/generator.h"
-#include "caravan/generate/text_model.h"
-#include "caravan/mesh/mesh.h"
-#include "caravan/models/model.h"
 
 namespace caravan {
-
-/// How ranks share a model, and where its weights rest.
-struct LoadOptions {
-  /// Parts of each layer (tp), of the experts (ep), stages of layers (pp). Their product is the number of ranks. 0: tp
-  /// takes the ranks that the others leave, pp and ep are 1.
-  int tp = 0, pp = 0, ep = 0;
-  at::ScalarType dtype = at::kFloat;  ///< of the weights, and of the arithmetic: fp32, bf16 or fp16
-  /// Where the weights of a layer rest while it does not run. On host and disk, a layer is loaded while the one before
-  /// it runs, and freed after its own pass (techniques/offload/offload.h). A pass reads all weights of the rank from
-  /// there.
-  Tier parameters = Tier::device;
-  std::vector<std::filesystem::path> disk_dirs{};  ///< of Tier::disk: folders on local disks, over which it is striped
-  StoredWeights weights = StoredWeights::last;     ///< of a run
-  /// Whether to stop: asked between tensors, and before each pass. If it is true on some rank, every rank throws
-  /// Interrupted. Empty: never. The end of a process by a signal leaves files in disk_dirs, which the next user of a
-  /// folder removes.
-  TextModel::ShouldStop should_stop{};
-};
 
 class ChatTemplate;
 
@@ -67,36 +43,26 @@ class LanguageModel {
   /// Null: its folder has none. Starts a process that renders it. Throws as ChatTemplate.
   std::shared_ptr<const ChatTemplate> chat_template() const;
 
-  const ModelConfig& config() const noexcept { return model_->config(); }
-  const Tokenizer& tokenizer() const noexcept { return tokenizer_; }
-  const TextSettings& text() const noexcept { return text_; }
+  const ModelConfig& config() const noexcept { return frozen_.config(); }
+  const Tokenizer& tokenizer() const { return frozen_.tokenizer(); }
+  const TextSettings& text() const { return frozen_.text(); }
   const GenerationConfig& settings() const noexcept { return settings_; }  ///< of its generation_config.json
-  const std::string& origin() const noexcept { return origin_; }           ///< the folder, for messages
+  const std::string& origin() const { return frozen_.origin(); }           ///< the folder, for messages
   /// Whether its folder has a head: else it is a base model, which has states (embed) and no logits.
-  bool has_head() const noexcept { return has_head_; }
-  const Mesh& mesh() const noexcept { return mesh_; }  ///< axes pp, dp (of size 1), ep, tp
-  const Model& model() const noexcept { return *model_; }
-  const Engine* engine() const noexcept { return engine_.get(); }  ///< null for one rank with the weights in memory
-  const TextModel& text_model() const noexcept { return *text_model_; }
+  bool has_head() const { return frozen_.has_head(); }
+  const Mesh& mesh() const noexcept { return frozen_.mesh(); }  ///< axes pp, dp (of size 1), ep, tp
+  const Model& model() const noexcept { return frozen_.model(); }
+  const Engine* engine() const noexcept { return frozen_.engine(); }  ///< null for one rank with the weights in memory
+  const TextModel& text_model() const { return frozen_.text_model(); }
   /// Bytes of the parameters of this rank, wherever they rest; there are no gradients.
-  int64_t parameter_bytes() const noexcept;
+  int64_t parameter_bytes() const noexcept { return frozen_.parameter_bytes(); }
 
  private:
   friend LanguageModel load(const std::filesystem::path& source, const Mesh& mesh, const LoadOptions& options);
-  LanguageModel(Mesh mesh, std::unique_ptr<Model> model, std::unique_ptr<Engine> engine,
-                const TextModel::ShouldStop& should_stop, Tokenizer tokenizer, TextSettings text, std::string origin,
-                bool has_head);
+  explicit LanguageModel(FrozenModel frozen) : frozen_(std::move(frozen)), settings_(text().generation()) {}
 
-  // In the order in which they are made.
-  Mesh mesh_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<TextModel> text_model_;
-  Tokenizer tokenizer_;
-  TextSettings text_;
+  FrozenModel frozen_;
   GenerationConfig settings_;
-  std::string origin_;
-  bool has_head_;
 };
 
 /// Loads a Hugging Face folder, a run (its newest checkpoint) or a checkpoint over all ranks of `mesh`, of which only

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,7 @@
 namespace caravan {
 
 class LayoutTable;
+struct PreferencePass;
 
 /// The dims of a model's activations that a layout may shard.
 enum class Dim : uint8_t { batch, sequence, feature, head, hidden };
@@ -47,6 +49,10 @@ struct ForwardContext {
   /// For models with an encoder: the tokens at the front of each row that are its source; -1: the whole source_context
   /// of the model. In a generation the rows that follow the first ones have none.
   int64_t sources = -1;
+  /// The batch has pairs of sequences, of which one is preferred (nn/loss/preference_loss.h); null: it has not.
+  std::shared_ptr<const PreferencePass> preference{};
+  /// The model computes without its adapters: with the weights under them.
+  bool leaves_out_adapters = false;
   /// In layers that attend to an encoder's states: documents of the source, where `documents` are those of the target.
   at::Tensor source_documents{};
 

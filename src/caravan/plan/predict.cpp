@@ -134,7 +134,7 @@ StepWork Predictor::work_of(const Recipe& recipe) const {
   ModelConfig model = recipe.model;
   if (model.vocabulary == 0) model.vocabulary = vocabulary_;
   const auto rows = static_cast<double>(recipe.train.global_batch);
-  const double tokens = rows * static_cast<double>(model.row_length());
+  const double tokens = rows * static_cast<double>(model.row_length() * recipe.data.task.sequences());
   return {.rows = rows,
           .tokens = tokens,
           .flops = model.flops_per_token(model.context) * tokens,

@@ -92,7 +92,7 @@ double Sketcher::call_seconds(const StatePart::Sent& of_layer, StatePart::Phase 
 
 double Sketcher::message_seconds(const LayoutSketch& sketch) {
   const double width = recipe_.precision.compute == "fp32" ? 4 : 2;
-  const double rows = d(sketch.split.micro_batch) / d(sketch.split.ep);
+  const double rows = d(sketch.split.micro_batch * recipe_.data.task.sequences()) / d(sketch.split.ep);
   const double bytes = rows * d(recipe_.model.row_length()) / d(sketch.split.cp) * d(recipe_.model.width) * width;
   const int64_t of_place = num_ranks_ / sketch.pp;
   const auto [found, is_new] = calls_.try_emplace({Verb::send, std::llround(bytes), 2, of_place});

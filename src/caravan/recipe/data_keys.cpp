@@ -143,9 +143,9 @@ const std::vector<std::string> kTextTasks{"next", "masked", "spans"};  ///< rows
 std::vector<RecipeKey> task_keys() {
   return {
       choice({"data.task", OnResume::history},
-             "what is learned: the \"next\" token, \"masked\" tokens, \"spans\" of tokens, to \"classify\" texts, or "
-             "\"pairs\" of a source and its target",
-             FIELD(data.task.kind), {"next", "masked", "spans", "classify", "pairs"}),
+             "what is learned: the \"next\" token, \"masked\" tokens, \"spans\" of tokens, to \"classify\" texts, "
+             "\"pairs\" of a source and its target, or the \"preference\" of one answer to another",
+             FIELD(data.task.kind), {"next", "masked", "spans", "classify", "pairs", "preference"}),
       of_tasks(real({"data.mask_rate", OnResume::history}, "masked, spans: fraction of the tokens that are learned",
                     FIELD(data.task.mask_rate), {0.001, 0.9}),
                {"masked", "spans"}),
@@ -170,6 +170,18 @@ std::vector<RecipeKey> task_keys() {
       of_tasks(field_name({"data.target_field", OnResume::content}, "pairs: field of JSON lines that has the target",
                           FIELD(data.task.target_field)),
                {"pairs"}),
+      of_tasks(field_name({"data.prompt_field", OnResume::content},
+                          "preference: field of JSON lines that has the prompt; chats may have it in both answers",
+                          FIELD(data.task.preference.prompt_field)),
+               {"preference"}),
+      of_tasks(field_name({"data.chosen_field", OnResume::content},
+                          "preference: field of JSON lines that has the preferred answer",
+                          FIELD(data.task.preference.chosen_field)),
+               {"preference"}),
+      of_tasks(field_name({"data.rejected_field", OnResume::content},
+                          "preference: field of JSON lines that has the other answer",
+                          FIELD(data.task.preference.rejected_field)),
+               {"preference"}),
   };
 }
 
@@ -191,7 +203,7 @@ std::vector<RecipeKey> text_keys() {
                       "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are "
                       "learned",
                       FIELD(data.format), {"text", "chat"}),
-               {"next"}),
+               {"next", "preference"}),
       only_with(
           text({"data.chat_template", OnResume::content, AcrossRanks::differ},
                "a file with the chat template; \"\": that of the tokenizer's folder", FIELD(data.chat_template)),
@@ -229,6 +241,29 @@ std::vector<RecipeKey> data_keys() {
   std::vector<RecipeKey> keys = task_keys();
   for (RecipeKey& key : text_keys()) keys.push_back(std::move(key));
   return keys;
+}
+
+std::vector<RecipeKey> preference_keys() {
+  const auto is_dpo = [](const Recipe& recipe) { return recipe.data.task.preference.loss == "dpo"; };
+  return {
+      of_tasks(choice({"preference.loss", OnResume::listed},
+                      "loss of a pair: \"dpo\" (arXiv 2305.18290), or \"ipo\" (arXiv 2310.12036)",
+                      FIELD(data.task.preference.loss), {"dpo", "ipo"}),
+               {"preference"}),
+      of_tasks(real({"preference.beta", OnResume::listed}, "how strongly the model is held to the reference",
+                    FIELD(data.task.preference.beta), {1e-6, 1e6}),
+               {"preference"}),
+      of_tasks(only_with(real({"preference.label_smoothing", OnResume::listed},
+                              "dpo: fraction of the pairs that are taken to be labelled the wrong way round",
+                              FIELD(data.task.preference.label_smoothing), {0, 0.5}),
+                         is_dpo, "is used with preference.loss = \"dpo\" only"),
+               {"preference"}),
+      of_tasks(text({"preference.reference", OnResume::listed},
+                    "folder of the reference model: a run, a checkpoint, a Hugging Face folder; \"\": what the run "
+                    "starts from, or with adapters the weights under them",
+                    FIELD(data.task.preference.reference)),
+               {"preference"}),
+  };
 }
 
 #undef FIELD

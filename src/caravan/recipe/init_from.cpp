@@ -91,6 +91,12 @@ void apply_adapter(Recipe& recipe, const fs::path& recipe_folder) {
 
 }  // namespace
 
+std::string reference_folder(const Recipe& recipe) {
+  const std::string& given = recipe.data.task.preference.reference;
+  if (!given.empty() || recipe.model.lora.is_used()) return given;
+  return recipe.train.init_from;
+}
+
 InitSource init_source(const Recipe& recipe) {
   InitSource source = read_init_source(recipe.train.init_from);
   source.adapter = recipe.train.adapter;
@@ -145,6 +151,8 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
       recipe.data.tokenizer = (source.text / "tokenizer.json").string();
     }
   }
+  std::string& reference = recipe.data.task.preference.reference;
+  if (!reference.empty()) reference = find_source(reference, recipe_folder).string();
   expect_classes(recipe);
   if (!recipe.train.adapter.empty()) apply_adapter(recipe, recipe_folder);
 }

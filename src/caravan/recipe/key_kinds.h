@@ -46,6 +46,7 @@ std::vector<RecipeKey> model_keys();
 void forget_architecture(Recipe& recipe);
 /// The keys of data, dtypes, mesh, data parallelism and memory, and pipelines.
 std::vector<RecipeKey> data_keys();
+std::vector<RecipeKey> preference_keys();
 std::vector<RecipeKey> precision_keys();
 std::vector<RecipeKey> parallel_keys();
 std::vector<RecipeKey> pipeline_keys();

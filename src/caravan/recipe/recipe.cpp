@@ -40,7 +40,7 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
-  if (recipe.data.has_chats() && !recipe.data.fills_best()) {
+  if (recipe.data.has_chats() && !recipe.data.task.has_records() && !recipe.data.fills_best()) {
     notes.push_back(
         "data.fill = \"stream\" cuts chats where sequences end, and answers lose their questions: \"best_fit\" keeps "
         "chats whole");

@@ -44,7 +44,7 @@ struct Recipe {
     std::string positions = "restart";  ///< of packed documents; or "continue"
     bool packs_documents() const { return pack == "documents"; }
     std::string fill{};  ///< "stream": sequences are windows; "best_fit": whole documents; "": the latter for chats
-    bool fills_best() const { return fill.empty() ? has_chats() : fill == "best_fit"; }
+    bool fills_best() const { return fill.empty() ? has_chats() && !task.has_records() : fill == "best_fit"; }
   } data;
 
   struct Train {
@@ -93,9 +93,9 @@ struct Recipe {
   PipelineChoice pipeline;                              ///< with mesh.pp
 
   Setting tiling{"tiling"};
-
   struct Memory {
     Setting recompute{"recompute"};
+    bool keeps_frozen = false;  ///< frozen parameters that are gathered stay so (lora.keep_frozen)
   } memory;
 
   Setting offload{"offload"};

@@ -158,6 +158,32 @@ void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
   }
 }
 
+/// The loss of a pair needs both of its sequences whole, on one rank.
+void check_preference(const Recipe& recipe) {
+  const auto refuse_split = [&](const char* key, std::string_view fact, std::string_view better) {
+    recipe.refuse(key, fmt::format("{}: data.task = \"preference\" compares whole answers on one rank", fact),
+                  std::string(better));
+  };
+  const char* other_axes = "use mesh.dp, mesh.tp or mesh.pp";
+  if (recipe.context_parallel.is_used()) refuse_split("mesh.cp", "splits sequences over ranks", other_axes);
+  if (recipe.expert_parallel.is_used()) refuse_split("mesh.ep", "splits the rows of a batch over ranks", other_axes);
+  if (row_parts(recipe) > 1) {
+    refuse_split("tensor_parallel.kind", "splits the rows of a batch over ranks",
+                 fmt::format("use \"{}\"", first_of("tensor_parallel").name));
+  }
+  if (!recipe.model.lora.saved.empty() && recipe.data.task.preference.reference.empty()) {
+    recipe.refuse("lora.modules_to_save",
+                  "trains modules whole, so that the weights that answers are compared with do not remain in the model",
+                  "set preference.reference to the folder of the weights under the adapters");
+  }
+  if (recipe.pipeline.is_used() && recipe.pipeline.has_windows()) {
+    recipe.refuse("pipeline.schedule",
+                  "stages do not wait for each other, but data.task = \"preference\" runs a reference model between "
+                  "steps",
+                  fmt::format("use \"{}\"", first_of("pipeline").name));
+  }
+}
+
 /// Refuses what the model cannot learn.
 void check_task(const Recipe& recipe) {
   const ModelConfig& model = recipe.model;
@@ -167,16 +193,17 @@ void check_task(const Recipe& recipe) {
     recipe.refuse("data.task", fmt::format("\"{}\" {}", task, fact), fmt::format("use {}", better));
   };
   const char* of_encoder = "\"spans\" or \"pairs\"";
-  if (sees_all && (task == "next" || task == "pairs")) {
+  if (sees_all && (task == "next" || task == "pairs" || task == "preference")) {
     refuse_task("of a model whose tokens see all of their text", "\"masked\" or \"classify\"");
   }
   if (!sees_all && task == "masked") {
     refuse_task("of a model whose tokens see earlier ones only",
                 model.has_encoder() ? of_encoder : "\"next\", or model.kind = \"bert\"");
   }
-  if (model.has_encoder() && (task == "next" || task == "classify")) {
+  if (model.has_encoder() && (task == "next" || task == "classify" || task == "preference")) {
     refuse_task("of a model with an encoder and a decoder", of_encoder);
   }
+  if (recipe.data.task.has_preferences()) check_preference(recipe);
 }
 
 /// A source is read by an encoder: the first of the layers.

@@ -158,8 +158,8 @@ std::vector<RecipeKey> output_keys() {
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = [] {
     std::vector<RecipeKey> all = model_keys();
-    for (auto& part : {lora_keys(), data_keys(), training_keys(), optimizer_keys(), precision_keys(), comm_keys(),
-                       parallel_keys(), output_keys()}) {
+    for (auto& part : {lora_keys(), data_keys(), preference_keys(), training_keys(), optimizer_keys(), precision_keys(),
+                       comm_keys(), parallel_keys(), output_keys()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -15,7 +15,7 @@
 namespace caravan {
 namespace {
 
-constexpr std::array<std::string_view, 24> kColumns{"step",
+constexpr std::array<std::string_view, 28> kColumns{"step",
                                                     "loss",
                                                     "val_loss",
                                                     "val_bits_per_byte",
@@ -38,11 +38,16 @@ constexpr std::array<std::string_view, 24> kColumns{"step",
                                                     "model_flops_per_second",
                                                     "val_accuracy",
                                                     "val_macro_f1",
-                                                    "val_loss_average"};
+                                                    "val_loss_average",
+                                                    "reward_margin",
+                                                    "reward_accuracy",
+                                                    "reward_chosen",
+                                                    "reward_rejected"};
 
 /// The groups in which TensorBoard shows the numbers.
 std::string tag_of(std::string_view name) {
   if (name.starts_with("val_")) return "validation/" + std::string(name.substr(4));
+  if (name.starts_with("reward_")) return "rewards/" + std::string(name.substr(7));
   if (name.starts_with("bubble.")) return "pipeline/" + std::string(name);
   if (name.starts_with("experts.")) return "experts/" + std::string(name.substr(8));
   if (name.starts_with("layers.")) {  // layers.blocks.0.norm: the curves of all layers beside each other

@@ -20,6 +20,8 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& report_char
       {"tokens per second, all ranks", {"tokens_per_second"}},
       {"milliseconds of a step", {"step_ms", "comm_ms"}},
       {"bytes of rank 0", {"peak_memory_bytes", "state_bytes", "predicted_memory_bytes"}},
+      {"rewards of answers", {"reward_margin", "reward_chosen", "reward_rejected"}},
+      {"pairs in the right order", {"reward_accuracy"}},
       {"loss scale", {"loss_scale"}},
       {"balance of experts", {"experts.balance", "experts.dropped"}}};
   return charts;

@@ -52,6 +52,7 @@ TrainBatch empty_batch(const RowShape& shape, int64_t rows, at::DeviceType devic
   const at::TensorOptions options = at::TensorOptions(at::kLong).device(device);
   const auto make = [&](bool is_used) { return is_used ? at::empty({rows, shape.length}, options) : at::Tensor(); };
   TrainBatch batch{.ids = make(true), .labels = make(true)};
+  batch.sequences = shape.num_sequences;
   batch.positions = make(shape.has_positions);
   batch.documents = make(shape.has_documents);
   batch.token_types = make(shape.has_token_types);
@@ -120,8 +121,10 @@ TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole, const Ro
 }
 
 TrainBatch on_its_own(TrainBatch batch) {
-  batch.num_targets =
-      batch.labels.is_meta() ? batch.labels.numel() : batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  const bool counts_rows = batch.sequences > 1;  // pairs
+  batch.num_targets = counts_rows              ? batch.ids.size(0)
+                      : batch.labels.is_meta() ? batch.labels.numel()
+                                               : batch.labels.ne(kIgnoredLabel).sum().item<int64_t>();
   batch.mean_rows = batch.ids.size(0);
   return batch;
 }
@@ -129,6 +132,9 @@ TrainBatch on_its_own(TrainBatch batch) {
 TrainBatch piece_of(TrainBatch batch, const Box& box) {
   for (at::Tensor* tensor : batch.tensors()) {
     *tensor = tensor->narrow(0, box.offset[0], box.size[0]).narrow(1, box.offset[1], box.size[1]).contiguous();
+  }
+  if (batch.preference && batch.preference->reference.defined()) {
+    batch.preference->reference = batch.preference->reference.narrow(0, box.offset[0], box.size[0]);
   }
   batch.first_row += box.offset[0];
   return batch;
@@ -138,7 +144,11 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
                           double loss_scale) {
   const RowRange rows = rows_of_micro_batch(batch.ids.size(0), count, index, std::max<int64_t>(batch.unit, 1));
   const TrainBatch part = piece_of(batch, {{rows.first, 0}, {rows.count, batch.ids.size(1)}});
-  MicroBatch micro{part.ids, part.labels, {}};
+  const int64_t sequences = batch.sequences;
+  const auto apart = [&](const at::Tensor& all) {
+    return sequences == 1 ? all : all.view({all.size(0) * sequences, all.size(1) / sequences});
+  };
+  MicroBatch micro{apart(part.ids), apart(part.labels), {}};
   ForwardContext& context = micro.context;
   context.seed = seed;
   context.step = step;
@@ -147,7 +157,11 @@ MicroBatch micro_batch_of(const TrainBatch& batch, int64_t count, int index, uin
   const int64_t mean_rows = batch.mean_rows > 0 ? batch.mean_rows : batch.global_rows;
   context.gradient_scale = loss_scale * static_cast<double>(batch.global_rows) / static_cast<double>(mean_rows);
   set_tokens(context, part);
-  context.set(Dim::batch, DimIndex(part.first_row, rows.count, batch.global_rows));
+  context.set(Dim::batch, DimIndex(sequences * part.first_row, sequences * rows.count, sequences * batch.global_rows));
+  if (!part.preference) return micro;
+  PreferencePass pass = *part.preference;
+  if (pass.reference.defined()) pass.reference = pass.reference.reshape({-1});
+  context.preference = std::make_shared<const PreferencePass>(std::move(pass));
   return micro;
 }
 

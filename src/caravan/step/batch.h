@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/mesh/mesh.h"
+#include "caravan/nn/loss/preference_loss.h"
 #include "caravan/schedule/row_deal.h"
 
 namespace caravan {
@@ -30,6 +32,9 @@ struct TrainBatch {
   at::Tensor positions{};
   at::Tensor documents{};
   at::Tensor token_types{};  ///< of pairs of texts, like ids; undefined: all 0
+  int64_t sequences = 1;     ///< of a row, which the model reads apart (RowShape::num_sequences)
+  /// Of rows of two sequences; `reference` is [rows, 2] here. Nothing: the loss is that of tokens.
+  std::optional<PreferencePass> preference{};
 
   /// The defined tensors, which are cut, sent and copied alike.
   std::vector<at::Tensor*> tensors();
@@ -67,7 +72,8 @@ TrainBatch piece_of_rank(const Engine& engine, const TrainBatch& whole, const Ro
 /// The same rows for a rank that steps on its own: losses are averaged over them alone.
 TrainBatch on_its_own(TrainBatch batch);
 
-/// The elements of `batch` in a box of [rows, context]. Shares the memory of whole rows.
+/// The elements of `batch` in a box of [rows, context]; of whole rows if a row has several sequences. Shares the memory
+/// of whole rows.
 TrainBatch piece_of(TrainBatch batch, const Box& box);
 
 /// Returns micro-batch `index` of `count`: see TrainBatch::unit. `step` counts from 0 and, with `seed`, keys the random

@@ -14,10 +14,11 @@ StrategyChoice strategy_choice(const Recipe& recipe, const ModelConfig& model, i
   choice.expert_parallel = recipe.expert_parallel;
   choice.pipeline = recipe.pipeline;
   const BatchPlan plan = plan_batch(recipe, num_ranks);
-  choice.sequences = plan.micro_batch;
+  choice.sequences = plan.micro_batch * recipe.data.task.sequences();
   choice.has_equal_micro_batches = recipe.train.is_even();
   choice.pipeline.schedule.set("micro_batches", plan.accumulation);
   choice.overlap = recipe.comm.overlap;
+  choice.keeps_frozen = recipe.memory.keeps_frozen;
   choice.offload = recipe.offload;
   choice.chunks = recipe.chunks;
   choice.waits_for_norm = recipe.optimizer.clip_norm > 0 || recipe.precision.scales_loss() ||

@@ -7,6 +7,7 @@
 #include "caravan/comm/calls/agree.h"
 #include "caravan/data/unicode/utf8.h"
 #include "caravan/formats/checkpoint/publish.h"
+#include "caravan/recipe/init_from.h"
 #include "caravan/train/dataset/dataset.h"
 #include "caravan/train/folder/run_folder.h"
 
@@ -70,6 +71,19 @@ void keep_fill(Recipe& recipe, const Place& place) {
   if (is_default && !place.fill.empty()) recipe.data.fill = place.fill;
 }
 
+namespace {
+
+/// The run does not keep train.init_from, and a resumed run compares with the same model.
+void keep_reference(Recipe& recipe) {
+  std::string& reference = recipe.data.task.preference.reference;
+  reference = reference_folder(recipe);
+  if (!reference.empty() || recipe.model.lora.is_used()) return;
+  recipe.refuse("preference.reference", "is needed where all weights are trained, and no model to start from",
+                "set train.init_from, whose weights are then the reference too; or preference.reference");
+}
+
+}  // namespace
+
 Recipe recipe_to_keep(const TrainOptions& options) {
   Recipe recipe = options.recipe;
   check_run_path(recipe);
@@ -81,6 +95,7 @@ Recipe recipe_to_keep(const TrainOptions& options) {
   if (recipe.data.tokenizer != "bytes") make_absolute(recipe.data.tokenizer);
   make_absolute(recipe.comm.algorithms);
   make_absolute(recipe.train.balance);
+  if (recipe.data.task.has_preferences()) keep_reference(recipe);
   recipe.train.init_from.clear();  // the run continues from its own checkpoints
   recipe.train.adapter.clear();
   if (utf8_error(to_toml(recipe)) != kNoUtf8Error) {

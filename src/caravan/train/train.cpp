@@ -16,13 +16,13 @@
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/flight/dump.h"
 #include "caravan/formats/checkpoint/publish.h"
-#include "caravan/generate/generator.h"
 #include "caravan/recipe/init_from.h"
 #include "caravan/report/metric_files.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/balance/run_balance.h"
 #include "caravan/train/dataset/task_dataset.h"
 #include "caravan/train/evaluation/evaluate.h"
+#include "caravan/train/evaluation/sample.h"
 #include "caravan/train/evaluation/validate.h"
 #include "caravan/train/folder/dump.h"
 #include "caravan/train/folder/expert_load.h"
@@ -32,6 +32,7 @@
 #include "caravan/train/folder/step_line.h"
 #include "caravan/train/model/offload_choice.h"
 #include "caravan/train/model/parameter_groups.h"
+#include "caravan/train/model/reference_model.h"
 #include "caravan/train/numerics.h"
 #include "caravan/train/place.h"
 #include "caravan/train/run_checks.h"
@@ -101,6 +102,7 @@ class Run {
   BatchPlan plan_;
   RunBalance balance_;
   std::unique_ptr<RunState> state_;
+  std::unique_ptr<ReferenceModel> reference_;  ///< null: none
   std::unique_ptr<Stepper> stepper_;
   RunWatch watch_;
   std::optional<LayerNormsOfStep> layers_{};  ///< with log.tensors
@@ -155,6 +157,10 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     start_from(init_source(options.recipe));
   } else if (recipe_.model.lora.is_used()) {
     place_.notes.push_back("the weights under the adapters are random, and stay so: train.init_from gives others");
+  }
+  if (recipe_.data.task.has_preferences()) {
+    reference_ = std::make_unique<ReferenceModel>(recipe_, dataset_.tokenizer, state_->engine(), mesh_);
+    place_.notes.push_back("compares answers with " + reference_->to_string());
   }
   for (std::string& line : balance_.notes()) place_.notes.push_back(std::move(line));
   if (const std::string text = offload_text(recipe_, memory_.own); !text.empty()) place_.notes.push_back(text);
@@ -267,7 +273,10 @@ StepMetrics Run::advance() {
   const double waited = mesh_.wait_ms() + stepper_->wait_ms();
   const auto batch_of = [this](int64_t step) {
     const auto timed = watch_.data();
-    return make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
+    TrainBatch batch =
+        make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
+    if (reference_) reference_->score(batch, plan_.accumulation);
+    return batch;
   };
   const StepReport report = stepper_->advance(next_due(recipe_, state_->step, end_), batch_of, options_.stop_requested);
   state_->step = stepper_->step();
@@ -279,7 +288,7 @@ StepMetrics Run::advance() {
                 {.step_ms = ms_since(begin) / steps,
                  .comm_ms = (mesh_.wait_ms() + stepper_->wait_ms() - waited) / steps,
                  .bytes_sent = (mesh_.bytes_sent() + stepper_->bytes_sent() - sent) / report.own_steps},
-                *state_, memory_, train_rows_->shape().length);
+                *state_, memory_, train_rows_->shape());
   if (layers_ && is_due(state_->step, recipe_.log.tensors)) {
     state_->optimizer().finish();
     metrics.layers = layers_->after_update();
@@ -312,6 +321,7 @@ void Run::evaluate_into(StepMetrics& metrics) {
   const ValidationOptions how{
       .rows = plan_.micro_batch,
       .num_classes = static_cast<int64_t>(dataset_.class_names.size()),
+      .reference = reference_.get(),
       .stop_requested = options_.stop_requested,
       .progress = [this](int64_t done, int64_t total) { observer().evaluation_progress(done, total); }};
   if (!validate(*state_, recipe_, *validation_rows_, how, metrics)) stop();
@@ -357,27 +367,15 @@ bool Run::has_sample(int64_t step) const {
   return recipe_.sample.tokens > 0 && (step == recipe_.train.steps || is_due(step, every));
 }
 
-/// Every rank takes part in the forward passes. The first that holds the logits samples, and sends the token to the
-/// others; rank 0 shows the text. An interrupted text is not logged.
+/// An interrupted text is not logged.
 void Run::sample() {
   const auto timed = watch_.rest();
-  std::string sampled = recipe_.sample.prompt + (recipe_.model.has_encoder() ? "\n" : "");
-  if (is_first()) observer().sampled(sampled);
-  const SamplingOptions sampling{.temperature = recipe_.sample.temperature,
-                                 .top_k = recipe_.sample.top_k,
-                                 .top_p = recipe_.sample.top_p,
-                                 .seed = static_cast<uint64_t>(recipe_.train.seed)};
-  const Prompt prompt{recipe_.sample.prompt, {.num_tokens = recipe_.sample.tokens, .sampling = sampling}};
-  SpecialTokens tokens = state_->tokens();
-  if (!tokens.begin) tokens.begin = dataset_.tokenizer.end_of_text();
-  Generator generator(TextModel(state_->engine()), dataset_.tokenizer, tokens);
-  const std::vector<Continuation> made = generator.run({&prompt, 1}, [&](size_t, std::string_view text) {
+  const auto show = [this](std::string_view text) {
     if (is_first()) observer().sampled(text);
-    sampled += text;
-    return !options_.stop_requested || !options_.stop_requested();
-  });
-  if (made.front().ending == Ending::not_shown) return stop();
-  alone([&] { log_->write_sample(state_->step, sampled); });
+  };
+  const std::optional<std::string> sampled = sample_text(*state_, recipe_, options_.stop_requested, show);
+  if (!sampled) return stop();
+  alone([&] { log_->write_sample(state_->step, *sampled); });
 }
 
 /// Repeats an evaluation or a sample of the last step that a stop interrupted, so that the log is that of an
@@ -466,10 +464,11 @@ void Run::step_on() {
   if (trace_) trace_->end(state_->step);
   if (trace_ && trace_->is_over()) write_trace();
   const bool evaluates = evaluates_after(state_->step);
-  if (evaluates) evaluate_into(metrics);
   const bool is_logged = evaluates || state_->step == end_ ||
                          before / recipe_.train.log_every < state_->step / recipe_.train.log_every ||
                          !metrics.layers.empty();
+  if (is_logged && reference_) metrics.rewards = reference_->take_rewards();  // before an evaluation adds others
+  if (evaluates) evaluate_into(metrics);
   if (is_logged) metrics.experts = take_expert_load(state_->engine());
   if (is_logged) metrics.save_ms = saves_->take_ms();
   // Counted once, since a walk over the state waits for the host's step. After the first step the state is complete.

@@ -20,6 +20,10 @@ Record Record::read(const nlohmann::json& object, const RecordFields& fields, co
                     int64_t number) {
   const auto text = [&](const std::string& field) -> std::string {
     if (field.empty()) return "";
+    if (!fields.third.empty() && object.contains(field) && object.at(field).is_array()) {
+      refuse_record(file, number, fmt::format("its field {} has messages, not a text", field),
+                    "set data.format = \"chat\"");
+    }
     const std::string& value = text_field(object, field, file, number);
     if (value.empty()) {
       refuse_record(file, number, fmt::format("its field {} is an empty text", field),
@@ -28,6 +32,7 @@ Record Record::read(const nlohmann::json& object, const RecordFields& fields, co
     return value;
   };
   Record record{.line = number, .first = text(fields.first), .second = text(fields.second)};
+  record.third = text(fields.third);
   if (fields.label.empty()) return record;
   const nlohmann::json& label = json_field(object, fields.label, file, number);
   if (label.is_number_integer()) {
@@ -42,13 +47,16 @@ Record Record::read(const nlohmann::json& object, const RecordFields& fields, co
 }
 
 std::string Record::to_json() const {
-  return nlohmann::json::array({line, first, second, label})
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  nlohmann::json parts = nlohmann::json::array({line, first, second, label});
+  if (!third.empty()) parts.push_back(third);
+  return parts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Record Record::from_json(std::string_view json) {
   const auto parts = nlohmann::json::parse(json);
-  return {.line = parts.at(0), .first = parts.at(1), .second = parts.at(2), .label = parts.at(3)};
+  Record record{.line = parts.at(0), .first = parts.at(1), .second = parts.at(2), .label = parts.at(3)};
+  if (parts.size() > 4) record.third = parts.at(4);
+  return record;
 }
 
 }  // namespace caravan

@@ -14,14 +14,17 @@ struct RecordFields {
   std::string first = "text";
   std::string second{};  ///< the other text of a pair, or the target
   std::string label{};
+  std::string third{};  ///< of preferences: the rejected answer; `first` is the prompt, `second` the chosen one
 };
 
-/// What a line of JSON lines has for a task of records (data.task = "classify", "pairs").
+/// What a line of JSON lines has for a task of records (data.task = "classify", "pairs",
+/// "preference").
 struct Record {
   int64_t line = 0;  ///< of its file, from 1
   std::string first;
   std::string second{};
   std::string label{};  ///< a whole number as its digits
+  std::string third{};
 
   /// The record in line `number` of `file`. Throws DataError naming both if a field is missing, a text is not a string
   /// or empty, or the label is neither a string nor a whole number.

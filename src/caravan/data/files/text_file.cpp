@@ -10,6 +10,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/data/chat/chat_template.h"
+#include "caravan/data/chat/preference_chat.h"
 #include "caravan/data/files/compressed.h"
 #include "caravan/data/files/file_format.h"
 #include "caravan/data/files/json_lines.h"
@@ -97,7 +98,10 @@ class Decoding {
     try {
       const nlohmann::json object = parse_json_line(line, source_, number);
       if (format_.record != nullptr) {
-        add_text(Record::read(object, *format_.record, source_, number).to_json());
+        const Record record = format_.chat == nullptr
+                                  ? Record::read(object, *format_.record, source_, number)
+                                  : rendered_preference(line, *format_.record, *format_.chat, source_, number);
+        add_text(record.to_json());
       } else if (format_.chat == nullptr) {
         add_text(text_field(object, format_.field, source_, number));
       } else {
@@ -208,9 +212,12 @@ void decode(std::string_view content, const fs::path& path, Content kind, const 
 
 /// What of a format but its field and its bad lines decides about the documents.
 std::vector<std::string> parts_of(const TextFormat& format) {
-  if (format.record != nullptr) return {"record", format.record->first, format.record->second, format.record->label};
-  if (format.chat != nullptr) return {format.chat->source(), format.chat->bos(), format.chat->eos()};
-  return {};
+  std::vector<std::string> parts;
+  if (format.record != nullptr) parts = {"record", format.record->first, format.record->second, format.record->label};
+  if (format.record != nullptr && !format.record->third.empty()) parts.push_back(format.record->third);
+  if (format.chat == nullptr) return parts;
+  for (const std::string& part : {format.chat->source(), format.chat->bos(), format.chat->eos()}) parts.push_back(part);
+  return parts;
 }
 
 /// The path of a file's decoded text in the cache.
@@ -245,7 +252,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
     : file_(path, "data") {
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
   const Content kind = kind_of_content(file_.text(), path);
-  if (kind == Content::text && format.chat != nullptr) {
+  if (kind == Content::text && format.chat != nullptr && format.record == nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
                      "give a .jsonl file with a list of messages in each line, or a table of them"});
   }

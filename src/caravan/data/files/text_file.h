@@ -23,7 +23,8 @@ struct TextFormat {
                                  ///< errors
   /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
   std::shared_ptr<const ChatTemplate> chat{};
-  /// Lines have records: a document is Record::to_json of one. `field` does not count. Null: they have texts.
+  /// Lines have records: a document is Record::to_json of one. `field` does not count. With `chat` their fields have
+  /// messages: see rendered_preference. Null: they have texts.
   std::shared_ptr<const RecordFields> record{};
 };
 

@@ -54,6 +54,28 @@ int32_t class_of(const Record& record, const std::vector<std::string>& classes,
                    "", fmt::format("the nearest is {}", nearest(record.label, classes))});
 }
 
+int64_t num_common(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return std::ranges::mismatch(a, b).in1 - a.begin();
+}
+
+/// Prompt and answers of a preference. A tokenizer may join the end of a prompt with an answer: the prompt ends where
+/// the ids of the texts do, as in TRL.
+RecordList::Texts encoded_preference(const Record& record, const Tokenizer& tokenizer,
+                                     const std::function<std::string()>& place) {
+  const std::vector<int32_t> prompt = tokenizer.encode(record.first);
+  const std::vector<int32_t> chosen = tokenizer.encode(record.first + record.second);
+  const std::vector<int32_t> rejected = tokenizer.encode(record.first + record.third);
+  const int64_t count = std::min(num_common(prompt, chosen), num_common(prompt, rejected));
+  for (const auto* answer : {&chosen, &rejected}) {
+    if (std::ssize(*answer) > count) continue;
+    throw DataError({"data", place(), "one of its answers adds no token to the prompt", "", "leave the line out"});
+  }
+  return {{prompt.begin(), prompt.begin() + count},
+          {chosen.begin() + count, chosen.end()},
+          0,
+          {rejected.begin() + count, rejected.end()}};
+}
+
 }  // namespace
 
 std::vector<std::string> class_names_of(std::span<const std::string_view> records) {
@@ -76,13 +98,16 @@ RecordTokens open_or_build_records(const std::filesystem::path& cache_dir, std::
     int64_t bytes = 0;
     for (const std::string_view json : records) {
       const Record record = Record::from_json(json);
-      const int32_t label = class_of(record, classes, [&] { return place_of(json, record.line); });
-      const std::vector<int32_t> first = tokenizer.encode(record.first);
-      const std::vector<int32_t> second = tokenizer.encode(record.second);
-      ids.append(first);
-      ids.append(second);
-      numbers.append(std::array{static_cast<int32_t>(first.size()), static_cast<int32_t>(second.size()), label});
-      bytes += static_cast<int64_t>(record.first.size() + record.second.size());
+      const auto place = [&] { return place_of(json, record.line); };
+      const bool is_preference = !record.third.empty();
+      const RecordList::Texts texts =
+          is_preference ? encoded_preference(record, tokenizer, place)
+                        : RecordList::Texts{tokenizer.encode(record.first), tokenizer.encode(record.second),
+                                            class_of(record, classes, place)};
+      for (const auto* part : {&texts.first, &texts.second, &texts.third}) ids.append(*part);
+      numbers.append(std::array{static_cast<int32_t>(texts.first.size()), static_cast<int32_t>(texts.second.size()),
+                                static_cast<int32_t>(is_preference ? std::ssize(texts.third) : texts.label)});
+      bytes += static_cast<int64_t>(record.first.size() + record.second.size() + record.third.size());
       observer.advance(static_cast<int64_t>(json.size()));
     }
     return bytes;
@@ -93,28 +118,31 @@ RecordTokens open_or_build_records(const std::filesystem::path& cache_dir, std::
   return {std::move(tokens), std::move(index)};
 }
 
-RecordList::RecordList(const TokenFile& tokens, const TokenFile& index) : tokens_(&tokens), index_(&index) {
+RecordList::RecordList(const TokenFile& tokens, const TokenFile& index, ThirdNumber third)
+    : tokens_(&tokens), index_(&index), third_(third) {
   std::array<int64_t, kNumbers> numbers{};
   int64_t begin = 0;
   for (int64_t record = 0; record < index.size() / kNumbers; ++record) {
     index.read(record * kNumbers, numbers);
     begins_.push_back(begin);
-    begin += numbers[0] + numbers[1];
+    begin += numbers[0] + numbers[1] + (third == ThirdNumber::tokens ? numbers[2] : 0);
   }
 }
 
 RecordList::Size RecordList::size_of(int64_t record) const {
   std::array<int64_t, kNumbers> numbers{};
   index_->read(record * kNumbers, numbers);
+  if (third_ == ThirdNumber::tokens) return {numbers[0], numbers[1], 0, numbers[2]};
   return {numbers[0], numbers[1], numbers[2]};
 }
 
 RecordList::Texts RecordList::read(int64_t record) const {
   const Size size = size_of(record);
-  std::vector<int64_t> ids(static_cast<size_t>(size.first + size.second));
+  std::vector<int64_t> ids(static_cast<size_t>(size.first + size.second + size.third));
   tokens_->read(begins_[static_cast<size_t>(record)], ids);
   const auto middle = ids.begin() + size.first;
-  return {{ids.begin(), middle}, {middle, ids.end()}, size.label};
+  const auto last = middle + size.second;
+  return {{ids.begin(), middle}, {middle, last}, size.label, {last, ids.end()}};
 }
 
 }  // namespace caravan

@@ -20,6 +20,7 @@ struct RowShape {
   bool has_documents = false;
   bool has_positions = false;
   bool has_token_types = false;
+  int64_t num_sequences = 1;  ///< equally long, of which a row is made, and which the model reads apart
 };
 
 /// Rows of equal length, row-major [rows, length] each, of a step or of an evaluation.

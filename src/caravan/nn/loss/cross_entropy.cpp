@@ -24,6 +24,7 @@
 #include "caravan/nn/loss/capped_logits.h"
 #include "caravan/nn/loss/check_labels.h"
 #include "caravan/nn/loss/loss_chunks.h"
+#include "caravan/nn/loss/preference_loss.h"
 #include "caravan/nn/loss/tiled_cross_entropy.h"
 #include "caravan/nn/ops.h"
 #include "caravan/nn/product/product.h"
@@ -46,6 +47,9 @@ struct CrossEntropyTask {
   int64_t vocabulary = 0;      ///< global
   RowReduction* reduction = nullptr;
   int64_t first_row = 0;
+  at::Tensor token_losses{};   ///< gets the loss of each token, fp64; undefined: nobody asks
+  at::Tensor token_factors{};  ///< of the gradients of each token, fp64; undefined: 1
+  std::shared_ptr<const PreferencePass> preference{};
 
   bool has_gradient() const { return grad_hidden || share != nullptr || bias_gradient.defined(); }
 };
@@ -78,11 +82,13 @@ struct Statistics {
 template <class T>
 class Chunk {
  public:
-  Chunk(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task)
+  /// `first`: the first token of the chunk among all.
+  Chunk(const at::Tensor& logits, const at::Tensor& labels, int64_t first, const CrossEntropyTask& task)
       : is_meta_(logits.is_meta()),
         data_(is_meta_ ? nullptr : data_of<T>(logits)),
         labels_(is_meta_ ? nullptr : labels.const_data_ptr<int64_t>()),
         columns_(logits.size(1)),
+        first_(first),
         task_(task),
         statistics_(logits) {}
 
@@ -133,14 +139,22 @@ class Chunk {
       std::fill_n(row(t), columns_, T{});
       return;
     }
-    kernels::row_softmax(row(t), columns_, statistics_.largest(t), task_.scale / statistics_.sum(t));
+    const double scale = task_.scale * factor(t);
+    kernels::row_softmax(row(t), columns_, statistics_.largest(t), scale / statistics_.sum(t));
     if (!is_here(t)) return;
-    kernels::set_element(row(t), labels_[t] - task_.first_row, (std::exp(-statistics_.loss(t)) - 1) * task_.scale);
+    kernels::set_element(row(t), labels_[t] - task_.first_row, (std::exp(-statistics_.loss(t)) - 1) * scale);
+  }
+  double factor(int64_t t) const {
+    return task_.token_factors.defined() ? task_.token_factors.const_data_ptr<double>()[first_ + t] : 1;
   }
   double loss() const {
     double sum = 0;
     if (is_meta_) return sum;
-    for (int64_t t = 0; t < statistics_.tokens; ++t) sum += has_target(t) ? statistics_.loss(t) : 0;
+    for (int64_t t = 0; t < statistics_.tokens; ++t) {
+      const double own = has_target(t) ? statistics_.loss(t) : 0;
+      if (task_.token_losses.defined()) task_.token_losses.mutable_data_ptr<double>()[first_ + t] = own;
+      sum += own;
+    }
     return sum;
   }
 
@@ -148,12 +162,13 @@ class Chunk {
   T* data_;
   const int64_t* labels_;
   int64_t columns_;
+  int64_t first_;
   const CrossEntropyTask& task_;
   Statistics statistics_;
 };
 
 /// Returns the loss of a chunk of rows. If a gradient is wanted, overwrites the logits with it.
-double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const CrossEntropyTask& task) {
+double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, int64_t first, const CrossEntropyTask& task) {
   double loss = 0;
   with_dtype("cross_entropy", logits.scalar_type(), [&](auto tag) {
     if (task.has_gradient()) {
@@ -161,7 +176,7 @@ double loss_of_rows(const at::Tensor& logits, const at::Tensor& labels, const Cr
     } else {
       count_kernel("cross_entropy", logits, logits);
     }
-    Chunk<decltype(tag)> chunk(logits, labels, task);
+    Chunk<decltype(tag)> chunk(logits, labels, first, task);
     loss = task.reduction == nullptr ? chunk.whole_loss() : chunk.split_loss(compute_type(logits.scalar_type()));
   });
   return loss;
@@ -178,10 +193,25 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     at::Tensor hidden_gradient = task.grad_hidden ? at::empty_like(hidden) : at::Tensor();
     at::Tensor loss = at::empty({}, hidden.options().dtype(compute_type(hidden.scalar_type())));
     const at::Tensor labels = labels_in.reshape({-1}).contiguous();
-    loss.fill_(run(hidden, weight, bias.value_or(at::Tensor()), labels, task, hidden_gradient) * task.scale);
+    const double sum = task.preference == nullptr
+                           ? run(hidden, weight, bias.value_or(at::Tensor()), labels, task, hidden_gradient)
+                           : run_pairs(hidden, weight, bias.value_or(at::Tensor()), labels, task, hidden_gradient);
+    loss.fill_(sum * task.scale);
     ctx->save_for_backward(
         {task.grad_hidden ? hidden_gradient.view(hidden_in.sizes()) : at::Tensor(), task.bias_gradient});
     return loss;
+  }
+
+  /// The loss of each token, without gradients: fp64 [tokens].
+  static at::Tensor losses_of_tokens(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                                     const at::Tensor& labels, const CrossEntropyTask& task) {
+    CrossEntropyTask scores{.logits_cap = task.logits_cap,
+                            .vocabulary = task.vocabulary,
+                            .reduction = task.reduction,
+                            .first_row = task.first_row};
+    scores.token_losses = at::empty({labels.numel()}, labels.options().dtype(at::kDouble));
+    run(hidden.reshape({-1, weight.size(1)}), weight, bias, labels.reshape({-1}).contiguous(), scores, {});
+    return scores.token_losses;
   }
 
   /// Once the graph is released, the receiver of the hidden's gradient is its only owner.
@@ -242,7 +272,7 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
       const at::Tensor logits = product(rows, weight);
       if (bias.defined()) logits.add_(bias);
       const CappedLogits capped(logits, task.logits_cap, task.has_gradient());
-      loss += loss_of_rows(logits, targets, task);
+      loss += loss_of_rows(logits, targets, first, task);
       capped.back_propagate(logits);
       if (task.grad_hidden) {
         hidden_gradient.narrow(0, first, count).copy_(product(logits, weight.t(), ProductKind::dx));
@@ -255,6 +285,19 @@ struct FusedCrossEntropy : Function<FusedCrossEntropy> {
     if (factor != 1 && task.bias_gradient.defined()) task.bias_gradient.mul_(factor);
     if (task.reduction != nullptr) count_path("cross-entropy over a split vocabulary");
     return loss * factor;
+  }
+
+  /// The loss of pairs, unscaled. The gradient of a token depends on the log probabilities of its whole pair, so that
+  /// the logits of all tokens are computed before it, and again for it.
+  static double run_pairs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                          const at::Tensor& labels, CrossEntropyTask task, const at::Tensor& hidden_gradient) {
+    const at::Tensor losses = losses_of_tokens(hidden, weight, bias, labels, task);
+    task.token_factors = at::empty_like(losses);
+    const double factor = take_path("loss of pairs");
+    const double loss = preference_loss(losses, labels, *task.preference, task.token_factors) * factor;
+    task.scale *= factor;
+    if (task.has_gradient()) run(hidden, weight, bias, labels, task, hidden_gradient);
+    return loss;
   }
 };
 
@@ -299,6 +342,18 @@ void CrossEntropy::use_tiles(const Tiles& tiles) {
   tiles_ = &tiles;
 }
 
+namespace {
+
+/// A pass that is repeated for its backward counts no pairs again.
+std::shared_ptr<const PreferencePass> counted_once(const ForwardContext& context) {
+  if (context.preference == nullptr || context.phase != Phase::recompute) return context.preference;
+  PreferencePass repeated = *context.preference;
+  repeated.sums = nullptr;
+  return std::make_shared<const PreferencePass>(std::move(repeated));
+}
+
+}  // namespace
+
 Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
   static const OpType kType{"bsf,vf,bs->", "fv"};
   static const OpType kSplitType{"bsf,vf,bs->", "f"};
@@ -309,13 +364,15 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
         {"cross_entropy", name(), fmt::format("takes hidden and labels, got {}", inputs.size()), "", ""});
   }
   const at::Tensor& hidden = inputs[0];
+  const auto preference = counted_once(context);
   if (tiles_ != nullptr) {
     return {tiled_cross_entropy(hidden, inputs[1], *tiles_,
                                 {.scale = context.loss_scale,
                                  .logits_cap = logits_cap_,
                                  .vocabulary = weight_.global_shape()[0],
                                  .reduction = reduction_,
-                                 .first_row = first_row_},
+                                 .first_row = first_row_,
+                                 .preference = preference},
                                 context)};
   }
   const at::Tensor& weight = weight_.compute();
@@ -335,7 +392,15 @@ Tensors CrossEntropy::forward(Tensors inputs, const ForwardContext& context) {
               : at::Tensor(),
       .vocabulary = reduction_ == nullptr ? weight.size(0) : weight_.global_shape()[0],
       .reduction = reduction_.get(),
-      .first_row = first_row_};
+      .first_row = first_row_,
+      .token_losses = {},
+      .token_factors = {},
+      .preference = preference};
+  if (preference != nullptr && !preference->reference.defined()) {
+    return {sequence_log_probs(
+        FusedCrossEntropy::losses_of_tokens(hidden, weight, bias.value_or(at::Tensor()), inputs[1], task),
+        inputs[1].size(0))};
+  }
   at::Tensor loss = FusedCrossEntropy::apply(hidden, weight, bias, inputs[1], task);
   const OpType& type = bias_ == nullptr ? (reduction_ == nullptr ? kType : kSplitType)
                                         : (reduction_ == nullptr ? kBiasedType : kSplitBiasedType);

@@ -14,7 +14,9 @@ namespace caravan {
 /// soft_capped. Fused, in chunks of tokens:
 /// only the logits of one chunk exist at a time, in the compute dtype. Statistics are fp32 (fp64 for fp64).
 ///
-///   {hidden [.., width], labels [..] int64} -> {loss}, a scalar, fp32 (fp64 for fp64); 0 if no token has a target
+///   {hidden [.., width], labels [..] int64} -> {loss}, a scalar, fp32 (fp64 for fp64); 0 if no token has a target.
+///           With ForwardContext::preference loss_scale * the sum over pairs (preference_loss.h), with the logits
+///           computed twice; in the pass of a reference model the log probabilities of each sequence
 ///   weight  [vocabulary, width], of the dtype of hidden: fp32, bf16 or fp64
 ///   bias    [vocabulary], added to the logits before they are capped; may be null
 ///   grad    of hidden, weight and bias, if required: computed in forward, chunk by chunk. The gradient of weight is

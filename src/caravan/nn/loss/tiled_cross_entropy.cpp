@@ -47,6 +47,7 @@ class LossTask final : public TileTask {
         type_(hidden.scalar_type()),
         hidden_(matrix(hidden)),
         labels_(labels.reshape({-1}).contiguous()),
+        sequences_(labels.size(0)),
         statistics_(labels_.numel(), hidden_) {
     if (!labels.is_meta()) check_labels(labels_, options.vocabulary);
   }
@@ -62,8 +63,18 @@ class LossTask final : public TileTask {
   at::Tensor result() override {
     if (options_.reduction != nullptr) reduce();
     double loss = 0;
-    for (int64_t t = 0; !labels_.is_meta() && t < labels_.numel(); ++t) loss += has_target(t) ? statistics_.loss(t) : 0;
-    at::Tensor result = at::empty({}, hidden_.options().dtype(compute_type(type_)).requires_grad(false));
+    const PreferencePass* pass = options_.preference.get();
+    if (pass != nullptr) {
+      const at::Tensor losses = losses_of_tokens();
+      hidden_ = at::Tensor();
+      if (!pass->reference.defined()) return sequence_log_probs(losses, sequences_);
+      factors_ = at::empty_like(losses);
+      loss = preference_loss(losses, labels_, *pass, factors_);
+    }
+    for (int64_t t = 0; pass == nullptr && !labels_.is_meta() && t < labels_.numel(); ++t) {
+      loss += has_target(t) ? statistics_.loss(t) : 0;
+    }
+    at::Tensor result = at::empty({}, labels_.options().dtype(compute_type(type_)));
     hidden_ = at::Tensor();
     planted_ = take_path("cross-entropy in tiles");
     return result.fill_(loss * planted_ * options_.scale);
@@ -134,6 +145,15 @@ class LossTask final : public TileTask {
     statistics_.largest(t) = largest;
   }
 
+  /// Of all tokens, fp64.
+  at::Tensor losses_of_tokens() const {
+    at::Tensor losses = at::zeros({labels_.numel()}, labels_.options().dtype(at::kDouble));
+    if (labels_.is_meta()) return losses;
+    auto* all = losses.mutable_data_ptr<double>();
+    for (int64_t t = 0; t < labels_.numel(); ++t) all[t] = has_target(t) ? statistics_.loss(t) : 0;
+    return losses;
+  }
+
   /// Other ranks have further rows of the vocabulary.
   void reduce() {
     const at::ScalarType type = compute_type(type_);
@@ -172,10 +192,11 @@ class LossTask final : public TileTask {
 
   template <class T>
   void write_gradient(T* row, int64_t t, const TileRows& tile) const {
+    const double factor = factor_ * (factors_.defined() ? factors_.const_data_ptr<double>()[t] : 1);
     kernels::row_exponentials(row, tile.count, statistics_.largest(t), /*keep=*/true);
-    kernels::row_softmax(row, tile.count, statistics_.largest(t), factor_ / statistics_.sum(t));
+    kernels::row_softmax(row, tile.count, statistics_.largest(t), factor / statistics_.sum(t));
     const int64_t column = column_of(t, tile);
-    if (column >= 0) kernels::set_element(row, column, (std::exp(-statistics_.loss(t)) - 1) * factor_);
+    if (column >= 0) kernels::set_element(row, column, (std::exp(-statistics_.loss(t)) - 1) * factor);
   }
 
   TiledLoss options_;
@@ -183,10 +204,12 @@ class LossTask final : public TileTask {
   at::ScalarType type_;
   at::Tensor hidden_;
   at::Tensor labels_;
+  int64_t sequences_;
   TokenStatistics statistics_;
-  double factor_ = 1;    ///< of the gradient
-  double planted_ = 1;   ///< in a proof
-  at::Tensor d_hidden_;  ///< a sum: fp32 or fp64
+  at::Tensor factors_{};  ///< of the gradients of each token of pairs; undefined: 1
+  double factor_ = 1;     ///< of the gradient
+  double planted_ = 1;    ///< in a proof
+  at::Tensor d_hidden_;   ///< a sum: fp32 or fp64
 };
 
 }  // namespace

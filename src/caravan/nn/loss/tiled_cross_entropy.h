@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "caravan/nn/loss/preference_loss.h"
 #include "caravan/nn/row_reduction.h"
 #include "caravan/nn/tiles.h"
 
@@ -17,7 +18,8 @@ struct TiledLoss {
   double logits_cap = 0;
   int64_t vocabulary = 0;  ///< global
   std::shared_ptr<RowReduction> reduction{};
-  int64_t first_row = 0;  ///< of the vocabulary, the first that this rank has
+  int64_t first_row = 0;                               ///< of the vocabulary, the first that this rank has
+  std::shared_ptr<const PreferencePass> preference{};  ///< as in ForwardContext
 };
 at::Tensor tiled_cross_entropy(const at::Tensor& hidden, const at::Tensor& labels, const Tiles& tiles,
                                const TiledLoss& options, const ForwardContext& context);

@@ -130,10 +130,10 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
     notes.push_back(fmt::format(
         "{} left out (data.skip_bad_lines): not JSON, or {}",
         dataset.num_skipped_lines == 1 ? "1 line is" : fmt::format("{} lines are", dataset.num_skipped_lines),
-        recipe.data.has_chats()          ? "not a chat with an answer that fits the template"
-        : recipe.data.task.has_records() ? "no record"
-        : recipe.data.field.empty()      ? "no text in the field"
-                                         : "no text in " + recipe.data.field));
+        recipe.data.task.has_records() ? "no record"
+        : recipe.data.has_chats()      ? "not a chat with an answer that fits the template"
+        : recipe.data.field.empty()    ? "no text in the field"
+                                       : "no text in " + recipe.data.field));
   }
   if (const int64_t count = dataset.num_last_alone; count > 0) {
     notes.push_back(fmt::format(
@@ -183,13 +183,14 @@ std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vect
                                        std::vector<std::string>& plain) {
   if (!data.has_chats() && !data.task.has_records()) return documents;
   for (const std::string_view document : documents) {
-    if (data.has_chats()) {
+    if (!data.task.has_records()) {
       plain.push_back(RenderedChat::from_json(document).text);
       continue;
     }
     Record record = Record::from_json(document);
     plain.push_back(std::move(record.first));
     if (!record.second.empty()) plain.push_back(std::move(record.second));
+    if (!record.third.empty()) plain.push_back(std::move(record.third));
   }
   return {plain.begin(), plain.end()};
 }

@@ -20,7 +20,7 @@ constexpr uint64_t kTrainerVersion = 1;  ///< increment when train_bpe produces 
 std::vector<std::string> special_tokens_for(const TaskChoice& task) {
   constexpr int kSentinels = 100;  // as T5 has
   if (task.kind == "masked" || task.kind == "classify") return {"[PAD]", "[CLS]", "[SEP]", "[MASK]"};
-  if (task.kind == "next") return {};
+  if (task.kind == "next" || task.has_preferences()) return {};
   std::vector<std::string> tokens{"<pad>"};
   for (int i = 0; task.kind == "spans" && i < kSentinels; ++i) tokens.push_back(fmt::format("<extra_id_{}>", i));
   return tokens;

@@ -9,6 +9,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/data/tasks/masked_task.h"
+#include "caravan/data/tasks/preference_task.h"
 #include "caravan/data/tasks/span_task.h"
 #include "caravan/recipe/init_from.h"
 #include "caravan/train/dataset/dataset_parts.h"
@@ -38,6 +39,9 @@ std::shared_ptr<const RecordTask> record_task(const Tokenizer& tokenizer, const 
     return std::make_shared<const ClassifyTask>(tokenizer, settings.context, !data.task.pair_field.empty(),
                                                 settings.label_place);
   }
+  if (data.task.has_preferences()) {
+    return std::make_shared<const PreferenceTask>(tokenizer, settings.context, data.has_chats());
+  }
   return std::make_shared<const PairTask>(tokenizer, PairTask::Settings{.context = settings.context,
                                                                         .source_context = settings.source_context,
                                                                         .decoder_start = settings.decoder_start});
@@ -45,7 +49,9 @@ std::shared_ptr<const RecordTask> record_task(const Tokenizer& tokenizer, const 
 
 Fill fill_of(const Recipe::Data& data) { return data.fills_best() ? Fill::whole_documents : Fill::windows; }
 
-RecordList records_of(const Dataset::Text& text) { return {text.tokens, text.index.value()}; }
+RecordList records_of(const Dataset::Text& text, const Recipe::Data& data) {
+  return {text.tokens, text.index.value(), data.task.has_preferences() ? ThirdNumber::tokens : ThirdNumber::label};
+}
 
 }  // namespace
 
@@ -64,11 +70,12 @@ RowShape row_shape(const Recipe& recipe) {
   const bool has_padding =
       task.kind == "classify" ? !recipe.model.arch.is_causal : task.kind == "pairs" && recipe.model.has_encoder();
   const bool packs = recipe.data.packs_documents();
-  return {.length = recipe.model.row_length(),
+  return {.length = recipe.model.row_length() * task.sequences(),
           .num_sources = recipe.model.source_context,
           .has_documents = packs || has_padding,
           .has_positions = packs,
-          .has_token_types = task.kind == "classify" && !task.pair_field.empty()};
+          .has_token_types = task.kind == "classify" && !task.pair_field.empty(),
+          .num_sequences = task.sequences()};
 }
 
 void fit_classes(Recipe& recipe, const Dataset& dataset) {
@@ -94,7 +101,7 @@ std::unique_ptr<const TaskRows> train_rows(const Dataset& dataset, const Recipe:
   }
   std::vector<RecordSource> sources;
   for (const Dataset::Text& text : dataset.train) {
-    sources.push_back({.records = records_of(text), .weight = text.weight, .name = text.name});
+    sources.push_back({.records = records_of(text, data), .weight = text.weight, .name = text.name});
   }
   return std::make_unique<RecordTaskRows>(std::move(sources), record_task(dataset.tokenizer, data, settings),
                                           static_cast<uint64_t>(seed));
@@ -109,10 +116,13 @@ std::unique_ptr<const ValidationRows> validation_rows(const Dataset& dataset, co
   if (!data.task.has_records()) {
     return std::make_unique<WindowTaskValidation>(text.tokens, window_task(dataset.tokenizer, data, settings));
   }
-  return std::make_unique<RecordTaskValidation>(records_of(text), record_task(dataset.tokenizer, data, settings));
+  return std::make_unique<RecordTaskValidation>(records_of(text, data), record_task(dataset.tokenizer, data, settings));
 }
 
 RecordFields record_fields(const Recipe::Data& data) {
+  if (const PreferenceChoice& of = data.task.preference; data.task.has_preferences()) {
+    return {.first = of.prompt_field, .second = of.chosen_field, .label = {}, .third = of.rejected_field};
+  }
   if (data.task.kind == "pairs") return {.first = data.task.source_field, .second = data.task.target_field};
   return {.first = data.field.empty() ? "text" : data.field,
           .second = data.task.pair_field,

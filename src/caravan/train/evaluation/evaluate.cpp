@@ -89,7 +89,8 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationRows& row
       const at::Tensor predicted = predict(taken.ids, taken.labels, context);
       if (predicted.defined()) predictions.add(taken.labels, predicted);
     }
-    if (part.counts) num_targets += taken.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+    const at::Tensor targets = taken.labels.ne(kIgnoredLabel);
+    if (part.counts) num_targets += (options.counts_rows ? targets.any(1) : targets).sum().item<int64_t>();
     stops = stops || (options.stop_requested && options.stop_requested());
     if ((round + 1) % part.rounds_at_once != 0 && round + 1 < rounds) continue;
     if (sum_over(part.world, stops ? 1 : 0, "stop requests") > 0) return std::nullopt;
@@ -112,7 +113,8 @@ std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationRows& row
   return result;
 }
 
-std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, const EvaluationOptions& options) {
+std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, const EvaluationOptions& options,
+                                   const LossPass& pass) {
   const Mesh& mesh = engine.mesh();
   const Strategy& strategy = engine.strategy();
   EvaluationPart part{.world = mesh.world()};
@@ -135,7 +137,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, c
   }
   StageRunner runner(engine);
   const auto loss = [&](const at::Tensor& ids, const at::Tensor& labels, const ForwardContext& context) {
-    const at::Tensor output = runner.evaluate({ids, labels, context});
+    const at::Tensor output = pass ? pass(runner, ids, labels, context) : runner.evaluate({ids, labels, context});
     return output.defined() && loss_counts ? output.item<double>() : 0.0;
   };
   const EvaluationScope scope(engine);

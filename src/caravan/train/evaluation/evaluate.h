@@ -11,6 +11,8 @@
 
 namespace caravan {
 
+class StageRunner;
+
 struct Evaluation {
   double loss = 0;                   ///< nats per target token
   double bits_per_byte = 0;          ///< bits per UTF-8 byte of the text: comparable between tokenizers; 0: the
@@ -23,6 +25,7 @@ struct EvaluationOptions {
   int64_t rows = 1;                           ///< windows of one forward pass
   int64_t max_windows = 0;                    ///< windows to evaluate in total, evenly spread over the text; 0: every
                                               ///< window
+  bool counts_rows = false;                   ///< the loss is a mean over rows with a target, not over targets
   bool has_accuracy = false;                  ///< also the accuracy: a second forward pass
   int64_t num_classes = 0;                    ///< with it, of labels that are classes: also F1
   std::function<bool()> stop_requested = {};  ///< empty: never
@@ -55,8 +58,12 @@ void check_targets(const ValidationRows& rows, int64_t max_windows);
 std::optional<Evaluation> evaluate(const LossOf& loss, const ValidationRows& rows, const EvaluationPart& part,
                                    const EvaluationOptions& options, const PredictionsOf& predict = {});
 
-/// The same for the engine's model: run({ids, labels}) -> {loss}.
-std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, const EvaluationOptions& options);
+/// The same for the engine's model: run({ids, labels}) -> {loss}, or what `pass` returns for a batch, with this runner
+/// of the engine: this rank's part of the loss, undefined on ranks without the last stage.
+using LossPass = std::function<at::Tensor(StageRunner& runner, const at::Tensor& ids, const at::Tensor& labels,
+                                          const ForwardContext& context)>;
+std::optional<Evaluation> evaluate(Engine& engine, const ValidationRows& rows, const EvaluationOptions& options,
+                                   const LossPass& pass = {});
 
 /// The same for a model that every rank of `world` has whole.
 std::optional<Evaluation> evaluate(Model& model, Communicator& world, const ValidationRows& rows,

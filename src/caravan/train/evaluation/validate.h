@@ -10,9 +10,12 @@
 
 namespace caravan {
 
+class ReferenceModel;
+
 struct ValidationOptions {
-  int64_t rows = 1;         ///< windows of one forward pass
-  int64_t num_classes = 0;  ///< of data.task = "classify"
+  int64_t rows = 1;                     ///< windows of one forward pass
+  int64_t num_classes = 0;              ///< of data.task = "classify"
+  ReferenceModel* reference = nullptr;  ///< of data.task = "preference"
   std::function<bool()> stop_requested = {};
   std::function<void(int64_t done, int64_t total)> progress = {};
 };

@@ -126,6 +126,12 @@ std::string StepMetrics::to_json() const {
   if (experts) {
     line["experts"] = {{"balance", experts->balance}, {"dropped", experts->dropped}, {"copies", experts->copies}};
   }
+  if (rewards) {
+    line["reward_margin"] = rewards->margin();
+    line["reward_accuracy"] = rewards->accuracy;
+    line["reward_chosen"] = rewards->chosen;
+    line["reward_rejected"] = rewards->rejected;
+  }
   add_evaluation_to(line, *this);
   if (drain) {
     line["clocks"] = drain->clocks;

@@ -34,6 +34,14 @@ struct LayerNorms {
   double update = 0;     ///< norm of what the update has changed
 };
 
+/// With data.task = "preference": means over pairs.
+struct RewardMeans {
+  double chosen = 0;  ///< rewards of the answers: see nn/loss/preference_loss.h
+  double rejected = 0;
+  double accuracy = 0;  ///< fraction of the pairs whose chosen answer has the higher reward
+  double margin() const noexcept { return chosen - rejected; }
+};
+
 /// One line of train.log.
 struct StepMetrics {
   int64_t step = 0;      ///< steps done, this one included: the first line says 1
@@ -64,11 +72,12 @@ struct StepMetrics {
   std::string spike{};                      ///< why loss or norm of this step stand out; "": they do not
   std::string slowdown{};                   ///< that steps have become slow, with the cause, or fast again; "": no news
   std::vector<LayerNorms> layers{};         ///< with log.tensors, at its steps
-  std::vector<double> bubble{};         ///< in a pipeline: the fraction of the step in which each stage's rank waits
-  std::optional<ExpertLoad> experts{};  ///< for a model with experts
+  std::vector<double> bubble{};          ///< in a pipeline: the fraction of the step in which each stage's rank waits
+  std::optional<ExpertLoad> experts{};   ///< for a model with experts
+  std::optional<RewardMeans> rewards{};  ///< of the pairs since the last log line, with data.task = "preference"
   std::optional<double> val_loss{};
   std::optional<double> val_bits_per_byte{};  ///< of texts
-  std::optional<double> val_accuracy{};       ///< with data.task = "masked" or "classify"
+  std::optional<double> val_accuracy{};       ///< with data.task = "masked", "classify" or "preference"
   std::optional<double> val_macro_f1{};       ///< with data.task = "classify"
   std::optional<double> val_loss_average{};   ///< of the average of the weights, with optimizer.average
   /// If ranks do not wait for each other (AsyncTrainer), a line describes a drain: `step` is the slowest rank's; loss

@@ -9,7 +9,8 @@
 namespace caravan {
 
 StepMetrics step_line(const StepReport& report, const StepSpending& costs, RunState& state, const MemoryPlan& memory,
-                      int64_t context) {
+                      const RowShape& rows) {
+  const int64_t context = rows.length;  // tokens of a row
   const MemoryCounter& counter = MemoryCounter::current();
   const double all_ms = costs.step_ms * static_cast<double>(report.own_steps);
   StepMetrics metrics{.step = state.step,
@@ -32,7 +33,8 @@ StepMetrics step_line(const StepReport& report, const StepSpending& costs, RunSt
     metrics.beyond = {counter.peak_bytes(Tier::host), memory.own.host.total(), counter.peak_bytes(Tier::disk),
                       memory.own.disk_bytes};
   }
-  metrics.model_flops_per_second = state.model().config().flops_per_token(context) * metrics.tokens_per_second;
+  metrics.model_flops_per_second =
+      state.model().config().flops_per_token(context / rows.num_sequences) * metrics.tokens_per_second;
   if (report.loss_scale) metrics.skipped_steps = state.loss_scale()->num_skipped();
   if (const SpikeGuard* guard = state.spike_guard()) metrics.skipped_spikes = guard->num_skipped();
   for (const double waited_ms : report.waits_ms) metrics.bubble.push_back(waited_ms / metrics.step_ms);

@@ -17,8 +17,7 @@ struct StepSpending {
 };
 
 /// The log line of the step that `state` has just done, without what comes after it: evaluation, saves and experts.
-/// `context`: tokens of a row.
 StepMetrics step_line(const StepReport& report, const StepSpending& costs, RunState& state, const MemoryPlan& memory,
-                      int64_t context);
+                      const RowShape& rows);
 
 }  // namespace caravan

@@ -36,7 +36,7 @@ std::string text_of(int64_t bytes) {
 
 /// Ids and labels of a step.
 double batch_bytes(const Recipe& recipe, int64_t rows) {
-  return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.row_length());
+  return 16 * static_cast<double>(rows) * static_cast<double>(recipe.model.row_length() * recipe.data.task.sequences());
 }
 
 /// The values of all ranks.
