@@ -45,6 +45,75 @@ TEST_F(LoraTest, LearnsTheSameOnAnyRanks) {
   }
 }
 
+const std::vector<std::string> kAll{"lora.targets=[\"*\"]", "lora.rslora=true", "lora.dora=true", "lora.dropout=0.1",
+                                    "lora.modules_to_save=[\"embedding\", \"head\"]"};
+
+std::vector<std::string> operator+(std::vector<std::string> words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST_F(LoraTest, AllKindsLearnTheSameOnAnyRanks) {
+  ASSERT_EQ(tune("one", 1, kAll).code, 0);
+  EXPECT_LT(last_loss("one"), last_loss("base") - 0.01);
+  for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
+           {"data_parallel.technique=zero3", "data_parallel.share=off", "lora.keep_frozen=true"},
+           {"data_parallel.technique=zero1"},
+           {"mesh.tp=2"},
+           {"mesh.pp=2"}}) {
+    const std::string run = "other" + keys.back();
+    const Result result = tune(run, 2, kAll + keys);
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_NEAR(last_loss(run), last_loss("one"), 1e-4) << run;
+  }
+  // Resumed on other ranks.
+  ASSERT_EQ(tune("parts", 2, kAll + std::vector<std::string>{"train.steps=3", "optimizer.schedule=constant"}).code, 0);
+  ASSERT_EQ(tune("constant", 1, kAll + std::vector<std::string>{"optimizer.schedule=constant"}).code, 0);
+  const Result resumed =
+      caravan({"train", path("parts/recipe.toml"), "--ranks", "3", "--resume", "--set", "train.steps=6", "--set",
+               "data_parallel.technique=zero3", "--set", "train.micro_batch=4"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_NEAR(last_loss("parts"), last_loss("constant"), 1e-4);
+  for (const char* key : {"lora.dora=false", "lora.modules_to_save=[]", "lora.rslora=false"}) {
+    EXPECT_NE(caravan({"train", path("parts/recipe.toml"), "--resume", "--set", key}).code, 0) << key;
+  }
+}
+
+/// What evaluates, generates and is exported computes the same as the run.
+TEST_F(LoraTest, AllKindsAreExportedAndComeBack) {
+  ASSERT_EQ(tune("tuned", 2, kAll).code, 0);
+  ASSERT_EQ(caravan({"export", path("tuned")}).code, 0);
+  ASSERT_EQ(caravan({"export", path("tuned"), "--adapter", "--base", "my/base"}).code, 0);
+  EXPECT_THAT(text_of(folder() / "tuned/adapter/adapter_config.json"),
+              AllOf(HasSubstr("\"use_dora\": true"), HasSubstr("\"use_rslora\": true"), HasSubstr("wte"),
+                    HasSubstr("\"lora_dropout\": 0.1")));
+  const auto generated = [&](const std::string& source) {
+    const Result result = caravan(
+        {"generate", path(source), "--prompt", "The whale", "--temperature", "0", "--tokens", "8", "--ranks", "2"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(generated("tuned/huggingface"), generated("tuned"));
+  // The fused query, key and value have the ranks of all three.
+  const Result taken =
+      tune("taken", 2, {"lora.rank=12", "lora.adapter=" + path("tuned/adapter"), "optimizer.lr=0", "lora.dropout=0.0"});
+  ASSERT_EQ(taken.code, 0) << taken.err;
+  EXPECT_NEAR(last_loss("taken"), last_loss("tuned"), 1e-5);
+  const Result imported =
+      caravan({"import", path("base/huggingface"), "--adapter", path("tuned/adapter"), "--out", path("imported")});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_EQ(generated("imported"), generated("tuned"));
+}
+
+TEST_F(LoraTest, FrozenWeightsThatStayAreNotSentAgain) {
+  const std::vector<std::string> zero3{"data_parallel.technique=zero3", "data_parallel.share=off", "train.steps=3"};
+  const auto sent = [&](const std::string& run) { return log(run).at(1).at("bytes_sent").get<int64_t>(); };
+  ASSERT_EQ(tune("freed", 2, zero3).code, 0);
+  ASSERT_EQ(tune("kept", 2, zero3 + std::vector<std::string>{"lora.keep_frozen=true"}).code, 0);
+  EXPECT_LT(sent("kept") * 4, sent("freed"));
+  EXPECT_NEAR(last_loss("kept"), last_loss("freed"), 1e-5);
+}
+
 TEST_F(LoraTest, ResumesToTheSameBits) {
   ASSERT_EQ(tune("whole", 2, {}).code, 0);
   ASSERT_EQ(tune("parts", 2, {"train.steps=3", "optimizer.schedule=constant"}).code, 0);

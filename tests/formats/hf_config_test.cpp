@@ -115,7 +115,13 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
   ModelConfig llama = qwen2();
   llama.moe = {.experts = 3, .shared_hidden = 4, .shared_gate = true, .balance = BalanceScope::batch};
   ModelConfig adapted = gpt2;
-  adapted.lora = {.rank = 3, .alpha = 1.5, .targets = {"query", "mlp.*"}};
+  adapted.lora = {.rank = 3,
+                  .alpha = 1.5,
+                  .targets = {"query", "mlp.*"},
+                  .dropout = 0.25,
+                  .rslora = true,
+                  .dora = true,
+                  .saved = {"embedding", "head"}};
   const SpecialTokens tokens{.begin = 3, .end = {4}};
   for (const ModelConfig& config : {gpt2, llama, adapted, kLlama, qwen2(), mixtral()}) {
     const std::string text = config_text(config, tokens);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <gmock/gmock.h>
+#include <map>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -157,8 +158,7 @@ TEST_F(Peft, InvalidNumbersAreRefused) {
 }
 
 TEST_F(Peft, OtherMethodsAreRefused) {
-  const std::vector<std::pair<const char*, json>> others{{"use_dora", true},
-                                                         {"bias", "lora_only"},
+  const std::vector<std::pair<const char*, json>> others{{"bias", "lora_only"},
                                                          {"lora_bias", true},
                                                          {"modules_to_save", {"lm_head"}},
                                                          {"layer_replication", {{0, 2}}},
@@ -177,6 +177,8 @@ TEST_F(Peft, OtherMethodsAreRefused) {
   EXPECT_THAT(refusal("peft_type", "IA3"), HasSubstr("peft_type is \"IA3\""));
   EXPECT_THAT(refusal("peft_type", 7), HasSubstr("peft_type is 7"));
   EXPECT_THAT(refusal("use_rslora", "yes"), HasSubstr("use_rslora is \"yes\""));
+  EXPECT_THAT(refusal("use_dora", "yes"), HasSubstr("use_dora is \"yes\""));
+  EXPECT_THAT(refusal("use_dora", true), HasSubstr("q_proj.lora_magnitude_vector, and use_dora is set"));
   // How they were trained does not matter, nor which way round the base stores its weights.
   for (const auto& [key, value] : std::vector<std::pair<const char*, json>>{
            {"fan_in_fan_out", true}, {"lora_dropout", 0.1}, {"peft_version", "0.18.0"}, {"revision", "main"}}) {
@@ -188,7 +190,74 @@ TEST_F(Peft, RankStabilisedScalesAreKept) {
   EXPECT_EQ(refusal("use_rslora", true), "");
   settings_["use_rslora"] = true;
   write_file(folder_ / kPeftConfig, settings_.dump());
-  EXPECT_DOUBLE_EQ(read_peft_config(folder_.path(), config_).layers.front().scale, 8 / 2.0);
+  const PeftConfig config = read_peft_config(folder_.path(), config_);
+  EXPECT_DOUBLE_EQ(config.layers.front().scale, 8 / 2.0);
+  EXPECT_TRUE(config.lora.rslora);
+  EXPECT_EQ(config.lora.alpha, 8);
+  EXPECT_DOUBLE_EQ(config.lora.scale(), 8 / 2.0);
+}
+
+TEST_F(Peft, TheDropoutIsKept) {
+  settings_["lora_dropout"] = 0.25;
+  write_file(folder_ / kPeftConfig, settings_.dump());
+  EXPECT_EQ(read_peft_config(folder_.path(), config_).lora.dropout, 0.25);
+}
+
+/// Magnitudes, saved modules and their settings, in both directions.
+TEST(PeftOfAll, ComesBackAsItWas) {
+  for (const char* kind : {"llama", "gpt2"}) {
+    ModelConfig config{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+    set_architecture(config, *find_architecture(kind));
+    config.tie_embeddings = std::string(kind) == "gpt2";
+    // Of GPT-2's three fused layers only two have adapters: the rows of the third keep their norms.
+    config.lora = {.rank = 2,
+                   .alpha = 4,
+                   .targets = {"query", "value", "mlp.down"},
+                   .dropout = 0.125,
+                   .rslora = true,
+                   .dora = true,
+                   .saved = {"embedding", "head"}};
+    const NamedTensors all = values_of(config);
+    const TemporaryFolder folder;
+    write_peft(folder.path(), config, all, "a/base");
+    ModelConfig base = config;
+    base.lora = {};
+    ModelConfig read = base;
+    read.lora = read_peft_config(folder.path(), base).lora;
+    EXPECT_TRUE(read.lora.dora && read.lora.rslora);
+    EXPECT_EQ(read.lora.dropout, 0.125);
+    EXPECT_EQ(read.lora.saved, config.lora.saved);
+    NamedTensors before = without_adapters(all);
+    const NamedTensors merged = with_adapters_merged(config, all);
+    std::map<std::string, at::Tensor> values(before.begin(), before.end());
+    for (const auto& [name, tensor] : read_peft(folder.path(), read)) values.insert_or_assign(name, tensor);
+    const auto again = with_adapters_merged(read, {values.begin(), values.end()});
+    ASSERT_EQ(again.size(), merged.size());
+    const std::map<std::string, at::Tensor> by_name(again.begin(), again.end());
+    for (const auto& [name, tensor] : merged) {
+      EXPECT_TRUE(at::allclose(by_name.at(name), tensor, 1e-5, 1e-6)) << kind << " " << name;
+    }
+  }
+}
+
+TEST(PeftOfTied, NeedsEmbeddingAndHead) {
+  ModelConfig config{.layers = 1, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+  set_architecture(config, *find_architecture("llama"));
+  config.tie_embeddings = false;
+  config.lora = {.rank = 2, .alpha = 4, .targets = {"query"}, .saved = {"embedding", "head"}};
+  const TemporaryFolder folder;
+  write_peft(folder.path(), config, values_of(config), "a/base");
+  ModelConfig tied = config;
+  tied.lora = {};
+  tied.tie_embeddings = true;
+  ModelConfig adapted = tied;
+  adapted.lora = read_peft_config(folder.path(), tied).lora;
+  EXPECT_THAT(message_of<DataError>([&] { read_peft(folder.path(), adapted); }),
+              HasSubstr("differs from the embedding"));
+  config.lora.saved = {"embedding"};
+  write_peft(folder.path(), config, values_of(config), "a/base");
+  EXPECT_THAT(message_of<DataError>([&] { read_peft_config(folder.path(), tied); }),
+              HasSubstr("both in modules_to_save"));
 }
 
 TEST_F(Peft, WeightsThatAreNotFiniteAreNamed) {

@@ -6,6 +6,7 @@ merged export, gradients of a dumped step with autograd's, and takes PEFT's own 
 the size of SmolLM2-135M, or of the one in FOLDER."""
 
 import argparse
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,14 @@ def check(name, value, bound):
     print(f"  {name}: {value:.2e} {'holds' if value <= bound else 'DOES NOT HOLD'} ({bound:.0e})")
     if value > bound:
         sys.exit(1)
+
+
+# Keys of our recipe, and settings of PEFT's LoraConfig.
+KINDS = {
+    "plain": ([], {}),
+    "rslora": (["lora.rslora=true"], {"use_rslora": True}),
+    "dora": (["lora.dora=true"], {"use_dora": True}),
+}
 
 
 def configs(size):
@@ -53,9 +62,10 @@ def main():
         if done.returncode != 0:
             sys.exit(f"caravan {words} ended with {done.returncode}:\n{done.stderr}")
 
-    work = pathlib.Path(tempfile.mkdtemp())
-    for name, config, theirs, ours in configs(arguments.smollm2):
-        print(name)
+    for kind, (name, config, theirs, ours) in itertools.product(KINDS, list(configs(arguments.smollm2))):
+        keys, settings = KINDS[kind]
+        print(name, kind)
+        work = pathlib.Path(tempfile.mkdtemp())
         base = work / name
         if arguments.smollm2:
             base = pathlib.Path(arguments.smollm2)
@@ -65,7 +75,7 @@ def main():
             caravan("tokenizer", "train", TEXT, "--vocabulary", 512, "--out", base / "tokenizer.json")
         run, dump = work / f"{name}-run", work / f"{name}-dump"
         sets = [f"train.init_from={base}", "lora.rank=4", "lora.alpha=8", f"lora.targets={ours}", f"data.text={TEXT}",
-                "train.global_batch=4", "sample.tokens=0", "train.eval_batches=1", "model.context=64", "optimizer.lr=1e-2"]
+                "train.global_batch=4", "sample.tokens=0", "train.eval_batches=1", "model.context=64", "optimizer.lr=1e-2", *keys]
         common = [word for key in sets for word in ("--set", key)]
         caravan("train", "--ranks", 2, *common, "--set", "train.steps=3", "--set", f"checkpoint.dir={run}",
                 "--dump", dump, "--dump-steps", "2")
@@ -84,7 +94,7 @@ def main():
         step = dump / "step_2"
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run / "adapter", is_trainable=True)
         before = load_file(step / "parameters.safetensors")
-        parameters = {n.replace(".default", ""): p for n, p in model.named_parameters()}
+        parameters = {in_file(n): p for n, p in model.named_parameters()}
         for key, value in before.items():
             if "lora_" in key:
                 parameters[key].data.copy_(value)
@@ -98,12 +108,13 @@ def main():
         check("gradients", worst, 1e-5)
 
         own = get_peft_model(AutoModelForCausalLM.from_pretrained(base),
-                             LoraConfig(r=6, lora_alpha=9, target_modules=theirs, task_type="CAUSAL_LM"))
+                             LoraConfig(r=6, lora_alpha=9, target_modules=theirs, task_type="CAUSAL_LM", **settings))
         for key, value in own.named_parameters():
             if "lora_B" in key:
                 torch.nn.init.normal_(value, std=0.02)
         own.save_pretrained(work / f"{name}-own")
         taken = work / f"{name}-taken"
+        sets = [key for key in sets if key not in keys]
         sets[1:4] = [f"lora.adapter={work / f'{name}-own'}", "optimizer.lr=0", "train.steps=1"]
         caravan("train", "--ranks", 2, *[word for key in sets if key != "optimizer.lr=1e-2" for word in ("--set", key)],
                 "--set", f"checkpoint.dir={taken}")
@@ -115,6 +126,11 @@ def main():
             for folder in (taken, work / f"{name}-imported"):
                 got = AutoModelForCausalLM.from_pretrained(folder / "huggingface")(ids).logits
                 check(f"PEFT's adapters in {folder.name}", relative(got, want), 1e-5)
+
+
+def in_file(name):
+    name = name.replace(".default", "")
+    return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name
 
 
 def wanted(gradient, like):

@@ -68,6 +68,7 @@ RECIPES = {
     "zb-h1 tp": f"{PP} pipeline.schedule=zb-h1 mesh.tp=2 memory.recompute=selective model.dropout=0.1",
     "zb-h2 ring": f"{PP} pipeline.schedule=zb-h2 {RING}",
     "zb-v adapters": f"{PP} pipeline.schedule=zb-v lora.rank=4 {LLAMA}",
+    "adapters with magnitudes": f"mesh.tp=2 lora.rank=4 lora.dora=true lora.dropout=0.1 lora.targets=['*'] {LLAMA}",
     "adapters zero3": f"{ZERO3} lora.rank=4 lora.targets=['*'] {PACKED}",
     "gloo ddp": f"{DDP} comm.backend=gloo",
     "gloo zero3 tp": f"{ZERO3} mesh.tp=2 tensor_parallel.sequence=true comm.backend=gloo",

@@ -94,8 +94,8 @@ class Draw:
             keys["moe.experts"] = self.size["ep"] * self.size["tp"] * rng.choice([1, 2])
             keys["moe.top_k"] = rng.randint(1, min(3, keys["moe.experts"]))
             keys.setdefault("model.hidden", 24)
-        if self.maybe(0.15) and self.tensor != "3d":
-            keys["lora.rank"] = rng.choice([2, 4])
+        if self.maybe(0.15):
+            keys["lora.rank"] = 4 if self.tensor == "3d" else rng.choice([2, 4])
         if schedule.startswith("pipedream"):
             keys |= {"optimizer.clip_norm": 0.0, "model.tie_embeddings": False}
 

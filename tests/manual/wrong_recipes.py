@@ -158,7 +158,8 @@ WRONG = {
 9: mesh.tp=9 kind=2d -> mesh.tp=4 & ranks=4
 4: mesh.tp=4 kind=2d model.kind=llama model.kv_heads=1 -> -model.kv_heads
 4: mesh.tp=4 kind=2d moe.experts=4 -> kind=1d
-8: mesh.tp=8 kind=3d lora.rank=4 -> kind=2d & mesh.tp=4 ranks=4
+8: mesh.tp=8 kind=3d lora.rank=2 -> lora.rank=4
+4: mesh.tp=4 kind=2d lora.rank=4 lora.dora=true -> kind=1d or lora.dora=false
 4: mesh.tp=4 kind=2d lora.rank=3 -> lora.rank=2 or lora.rank=4
 4: mesh.tp=4 kind=2d train.global_batch=3 -> train.global_batch=4
 4: mesh.tp=4 kind=2d train.micro_batch=1 -> train.micro_batch=2
@@ -382,6 +383,11 @@ WRONG = {
 2: rank=4 targets=[] -> targets=['query']
 2: rank=4 targets=4 -> targets=['query']
 2: ranks=4 -> -ranks rank=4
+2: dora=true -> -dora or rank=4
+2: rank=4 dropout=1.5 -> dropout=0.99
+2: rank=4 modules_to_save=['haed'] -> modules_to_save=['embedding','head']
+2: rank=4 modules_to_save=['head'] -> modules_to_save=['embedding','head']
+2: rank=4 keep_frozen=true -> -keep_frozen or data_parallel.technique=zero3
 """,
     "comm": """
 2: backend=shmem -> backend=shm

@@ -101,6 +101,7 @@ Fixture read_fixture(const std::string& name) {
   for (const auto& [key, entry] : header.items()) {
     if (key == "__metadata__") {
       fixture.config = entry.at("config").get<std::string>();
+      fixture.adapter = entry.value("adapter", "");
       continue;
     }
     const auto shape = entry.at("shape").get<std::vector<int64_t>>();

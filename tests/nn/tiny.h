@@ -38,9 +38,10 @@ at::Tensor normal(const std::vector<int64_t>& shape, uint64_t seed = 0);
 /// |a - b| / |b|, norms in fp64.
 double distance(const at::Tensor& a, const at::Tensor& b);
 
-/// A file written by fixtures/make.py.
+/// A file written by fixtures/make.py, or tests/manual/peft_fixtures.py.
 struct Fixture {
-  std::string config;  ///< the text of config.json
+  std::string config;   ///< the text of config.json
+  std::string adapter;  ///< the text of adapter_config.json; "": the model has no adapters
   std::map<std::string, at::Tensor> tensors;
 
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }

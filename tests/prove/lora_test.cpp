@@ -1,9 +1,17 @@
 /// Adapters under every technique against one process: frozen and trained weights, factors split or whole.
 
+#include "caravan/nn/lora.h"
+
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/comm/record.h"
+#include "caravan/models/model.h"
 #include "caravan/prove/prove.h"
 #include "caravan/recipe/recipe.h"
 #include "tests/needs.h"
@@ -14,8 +22,13 @@ namespace {
 
 struct LoraCase {
   const char* name;
-  const char* recipe;  ///< added to the model's keys
+  const char* recipe;     ///< added to the model's keys
+  const char* lora = "";  ///< added to those of adapters
 };
+
+constexpr const char* kDora = "dora = true\nrslora = true";
+constexpr const char* kDropped = "dropout = 0.2";
+constexpr const char* kAll = "dora = true\nrslora = true\ndropout = 0.2\nmodules_to_save = [\"embedding\", \"head\"]";
 
 void PrintTo(const LoraCase& what, std::ostream* out) { *out << what.name; }
 
@@ -32,12 +45,42 @@ constexpr LoraCase kCases[] = {
     {"tp4_shared_heads", "[mesh]\ntp = 4"},
     {"2d", "[mesh]\ntp = 4\n[tensor_parallel]\nkind = \"2d\""},
     {"2.5d", "[mesh]\ntp = 8\n[tensor_parallel]\nkind = \"2.5d\"\ndepth = 2"},
+    {"3d", "[mesh]\ntp = 8\n[tensor_parallel]\nkind = \"3d\""},
     {"ring", "[mesh]\ncp = 2"},
     {"ulysses_tp2", "[mesh]\ncp = 2\ntp = 2\n[context_parallel]\nkind = \"ulysses\""},
     {"1f1b_tp2_zero1", "[mesh]\npp = 2\ntp = 2\ndp = 2\n[data_parallel]\ntechnique = \"zero1\""},
     {"zero_bubble", "[mesh]\npp = 2\n[pipeline]\nschedule = \"zb-h1\""},
     {"recompute", "[memory]\nrecompute = \"full\"\n[mesh]\ntp = 2"},
     {"bf16", "[precision]\ncompute = \"bf16\""},
+    {"dora_ddp", "[mesh]\ndp = 2", kDora},
+    {"dora_zero1", "[data_parallel]\ntechnique = \"zero1\"\n[mesh]\ndp = 2", kDora},
+    {"dora_tp2", "[mesh]\ntp = 2", kDora},
+    {"dora_tp3_sequence", "context = 129\n[mesh]\ntp = 3\n[tensor_parallel]\nsequence = true", kDora},
+    {"dora_tp4_shared_heads", "[mesh]\ntp = 4", kDora},
+    {"dropout_ddp", "[mesh]\ndp = 3", kDropped},
+    {"dropout_tp2_sequence", "[mesh]\ntp = 2\n[tensor_parallel]\nsequence = true", kDropped},
+    {"dropout_2d", "[mesh]\ntp = 4\n[tensor_parallel]\nkind = \"2d\"", kDropped},
+    {"dropout_3d", "[mesh]\ntp = 8\n[tensor_parallel]\nkind = \"3d\"", kDropped},
+    {"dropout_cp2", "[mesh]\ncp = 2", kDropped},
+    {"dropout_pp2", "[mesh]\npp = 2\n[train]\nglobal_batch = 12\nmicro_batch = 2", kDropped},
+    {"all_zero2", "[data_parallel]\ntechnique = \"zero2\"\n[train]\nglobal_batch = 12\nmicro_batch = 2", kAll},
+    {"all_zero3", "[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2", kAll},
+    {"all_cp2", "[mesh]\ncp = 2", kAll},
+    {"all_ulysses_tp2", "[mesh]\ncp = 2\ntp = 2\n[context_parallel]\nkind = \"ulysses\"", kAll},
+    {"all_pp2", "[mesh]\npp = 2", kAll},
+    {"all_dp2_tp2", "[mesh]\ndp = 2\ntp = 2", kAll},
+    {"all_1f1b_tp2_zero1", "[mesh]\npp = 2\ntp = 2\ndp = 2\n[data_parallel]\ntechnique = \"zero1\"", kAll},
+    {"all_zero_bubble", "[mesh]\npp = 2\n[pipeline]\nschedule = \"zb-h1\"", kAll},
+    {"all_recompute", "[memory]\nrecompute = \"full\"\n[mesh]\ntp = 2", kAll},
+    {"all_bf16", "[precision]\ncompute = \"bf16\"", kAll},
+    {"saved_2d", "[mesh]\ntp = 4\n[tensor_parallel]\nkind = \"2d\"", "modules_to_save = [\"embedding\", \"head\"]"},
+    {"keep_frozen", "[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2", "keep_frozen = true"},
+    {"keep_frozen_bf16_tp2",
+     "[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2\ntp = 2\n[precision]\ncompute = "
+     "\"bf16\"",
+     "keep_frozen = true"},
+    {"keep_frozen_hsdp", "[data_parallel]\ntechnique = \"hsdp\"\nshard = 2\nshare = \"off\"\n[mesh]\ndp = 4",
+     "keep_frozen = true"},
 };
 
 class Adapters : public ::testing::TestWithParam<LoraCase> {};
@@ -50,11 +93,11 @@ INSTANTIATE_TEST_SUITE_P(Techniques, Adapters, ::testing::ValuesIn(kCases), [](c
 
 TEST_P(Adapters, Hold) {
   needs_chosen_in(GetParam().recipe);
-  const int heads = std::string(GetParam().name).starts_with("tp3") ? 6 : 4;
+  const int heads = std::string(GetParam().name).find("tp3") != std::string::npos ? 6 : 4;
   for (const char* model : {"kind = \"gpt2\"\ndropout = 0.1", "kind = \"llama\"\nkv_heads = 2"}) {
     const Recipe recipe =
-        parse_recipe(fmt::format("[lora]\nrank = 8\ntargets = [\"*\"]\n[model]\n{}\nheads = {}\nwidth = {}\n{}", model,
-                                 heads, 8 * heads, GetParam().recipe),
+        parse_recipe(fmt::format("[lora]\nrank = 8\ntargets = [\"*\"]\n{}\n[model]\n{}\nheads = {}\nwidth = {}\n{}",
+                                 GetParam().lora, model, heads, 8 * heads, GetParam().recipe),
                      "recipe.toml");
     const ProveCase what = prove_case(recipe);
     SCOPED_TRACE(what.to_string());
@@ -80,6 +123,38 @@ TEST(AdapterRules, TrainNothingElse) {
   EXPECT_EQ(names.front(), "blocks.0.attention.query.lora.a.weight");
 }
 
+TEST(AdapterRules, MagnitudesStartAsTheNormsOfTheirRows) {
+  ModelConfig config = shrunken({.lora = {.rank = 4, .targets = {"query", "mlp.down"}}});
+  config.lora.dora = true;
+  const auto model = make_model(config);
+  int64_t all = 0;
+  for (const Parameter* parameter : model->parameters()) all += parameter->num_elements();
+  EXPECT_EQ(all, config.num_parameters());
+  model->materialise(Mesh::create(make_record_world(0, 1), {{"dp", 1}}), {}, {.seed = 3});
+  std::map<std::string, at::Tensor> values;
+  for (const Parameter* parameter : model->parameters()) values[parameter->name()] = parameter->sharded().detach();
+  int found = 0;
+  for (const auto& [name, value] : values) {
+    const std::string weight = weight_of_magnitude(name);
+    if (weight.empty()) continue;
+    ++found;
+    EXPECT_TRUE(at::allclose(value, values.at(weight).square().sum(-1).sqrt(), 1e-6)) << name;
+  }
+  EXPECT_EQ(found, 4);
+}
+
+TEST(AdapterRules, SavedModulesAreTrainedWhole) {
+  ModelConfig config = shrunken({.lora = {.rank = 4, .targets = {"query"}}});
+  config.tie_embeddings = false;
+  config.lora.saved = {"embedding", "head"};
+  std::set<std::string> trained;
+  const auto model = make_model(config);
+  for (const Parameter* parameter : model->parameters()) {
+    if (parameter->requires_grad() && !is_of_adapter(parameter->name())) trained.insert(parameter->name());
+  }
+  EXPECT_EQ(trained, (std::set<std::string>{"embedding.token.weight", "head.weight"}));
+}
+
 TEST(AdapterRules, InvalidOnesAreRefused) {
   needs({"1d", "2d", "3d"});
   const auto refusal = [](const std::string& keys) {
@@ -93,10 +168,20 @@ TEST(AdapterRules, InvalidOnesAreRefused) {
   EXPECT_NE(refusal("rank = 4\nalpha = 0").find("lora.alpha"), std::string::npos);
   EXPECT_NE(refusal("rank = -1").find("lora.rank"), std::string::npos);
   EXPECT_NE(refusal("alpha = 4").find("lora.rank above 0"), std::string::npos);
+  for (const char* key : {"dropout = 0.1", "rslora = true", "dora = true", "modules_to_save = [\"head\"]"}) {
+    EXPECT_NE(refusal(key).find("lora.rank above 0"), std::string::npos) << key;
+  }
+  EXPECT_NE(refusal("rank = 4\ndropout = 1.0").find("lora.dropout"), std::string::npos);
+  EXPECT_NE(refusal("rank = 4\nmodules_to_save = [\"haed\"]").find("use 'head'"), std::string::npos);
+  EXPECT_NE(refusal("rank = 4\nmodules_to_save = [\"head\"]").find("name both"), std::string::npos);
+  EXPECT_NE(refusal("rank = 4\nkeep_frozen = true").find("lora.keep_frozen"), std::string::npos);
   EXPECT_NE(refusal("adapter = \"x\"").find("set train.init_from"), std::string::npos);
   const std::string grid = "rank = 3\n[model]\nheads = 4\nwidth = 32\n[mesh]\ntp = ";
   EXPECT_NE(refusal(grid + "4\n[tensor_parallel]\nkind = \"2d\"").find("rank of 2 or 4"), std::string::npos);
-  EXPECT_NE(refusal(grid + "8\n[tensor_parallel]\nkind = \"3d\"").find("use \"1d\""), std::string::npos);
+  std::string with_dora = grid;
+  with_dora.replace(with_dora.find("rank = 3"), 8, "rank = 4\ndora = true");
+  EXPECT_NE(refusal(with_dora + "4\n[tensor_parallel]\nkind = \"2d\"").find("lora.dora = false"), std::string::npos);
+  EXPECT_NE(refusal(grid + "8\n[tensor_parallel]\nkind = \"3d\"").find("rank of 4"), std::string::npos);
 }
 
 }  // namespace

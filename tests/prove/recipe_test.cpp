@@ -109,8 +109,13 @@ const std::vector<Keys>& recipes() {
       {"mesh.pp=3", "pipeline.schedule=zb-v", "model.layers=7"},  // six blocks in the proof; other schedules have two
       {"memory.recompute=selective"},
       {"tiling.tiles=3"},
+      Keys{"data.task=preference", "preference.label_smoothing=0.1", "train.global_batch=16"} + kLlama,
+      {"data.task=preference", "preference.loss=ipo", "mesh.tp=2", "mesh.dp=2", "train.global_batch=16"},
+      {"data.task=preference", "mesh.pp=2", "train.global_batch=16"},
       Keys{"tiling.tiles=3", "data_parallel.technique=zero3", "data_parallel.share=off"} + kLlama + kExperts + kBf16,
       {"lora.rank=4"},
+      Keys{"lora.rank=4", "lora.dora=true", "lora.dropout=0.1", "lora.targets=[\"*\"]", "mesh.tp=2"} + kLlama,
+      {"lora.rank=4", "lora.keep_frozen=true", "data_parallel.technique=zero3", "data_parallel.share=off"},
       Keys{"lora.rank=4", "mesh.tp=2", "data_parallel.technique=zero3", "mesh.dp=2"} + kLlama,
       {"mesh.dp=2", "mesh.cp=2", "mesh.tp=2"},
       {"train.balance=measured", "model.dropout=0.1"},
@@ -164,7 +169,8 @@ TEST(ProveRecipe, CountsTheBlocksOfARing) {
 
 /// Counters without a floating-point result.
 bool is_counter(const std::string& path) {
-  for (const char* begin : {"schedule:", "first bucket", "later bucket", "gradients ", "cross-entropy over"}) {
+  for (const char* begin :
+       {"schedule:", "first bucket", "later bucket", "gradients ", "cross-entropy over", "frozen parameters"}) {
     if (path.starts_with(begin)) return true;
   }
   for (const char* end : {" int64", " uint8", " int32", " boolean"}) {
@@ -232,6 +238,25 @@ TEST(ProveRecipe, RunsAnOptimizerThatNeedsWholeMatrices) {
     ProveCase what = case_of_optimizer(proof_recipe(recipe));
     what.planted = {{path, 1.01}};
     EXPECT_THAT(prove(what).to_string(), HasSubstr("update of")) << path;
+  }
+}
+
+/// The same of one that adds up rows and columns over ranks.
+TEST(ProveRecipe, RunsAnOptimizerThatNeedsSumsOfRowsAndColumns) {
+  needs({"adafactor"});
+  for (const char* technique : {"ddp", "zero3"}) {
+    const Recipe recipe = recipe_of({"optimizer.kind=adafactor", "data_parallel.technique=" + std::string(technique),
+                                     "mesh.dp=2", "mesh.tp=2", "optimizer.scale_by_parameter=true"});
+    const RecipeProof proof = proof_of(recipe);
+    EXPECT_TRUE(proof.holds()) << proof.parts.back().proof.to_string();
+    EXPECT_EQ(proof.parts.back().what.optimizer_name, "adafactor");
+    for (const char* path :
+         {"squares of gradients", "squares of updates", "update by factored moments", "update by second moments"}) {
+      EXPECT_THAT(proof.paths(), Contains(Key(path)));
+      ProveCase what = case_of_optimizer(proof_recipe(recipe));
+      what.planted = {{path, 1.01}};
+      EXPECT_THAT(prove(what).to_string(), HasSubstr("update of")) << path;
+    }
   }
 }
 

@@ -66,6 +66,8 @@ struct Strategy {
   bool completes_each_micro_batch() const noexcept { return reduces_each_micro_batch || gradient_dtype != at::kFloat; }
 
   UnshardedMemory unsharded_memory = UnshardedMemory::freed;
+  /// Frozen gathered parameters keep their memory whatever unsharded_memory says.
+  bool keeps_frozen = false;
   bool stashes_weights() const noexcept { return unsharded_memory == UnshardedMemory::stashed; }
   /// If weights are stashed, the number of micro-batches in a batch; all of batch t read the version after max(0, t-1)
   /// updates of the step (PipeDream-2BW). 0: each reads the newest.

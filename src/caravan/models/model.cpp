@@ -55,7 +55,7 @@ Model::Model(const ModelConfig& config)
     parameter->set_requires_grad(is_saved_with_adapters(config_, parameter->name()));
   }
   for (const LinearShape& layer : adapted_layers(config_)) {
-    dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora.rank, config_.lora.scale());
+    dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora);
   }
 }
 

@@ -1,7 +1,10 @@
 #include "caravan/module/initialise.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
+#include <string>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -46,6 +49,36 @@ void fill_normal(at::Tensor& piece, const RandomStream& stream, const Parameter&
   });
 }
 
+/// "blocks.0.query.lora.magnitude" -> "blocks.0.query.weight"
+std::string name_of_matrix(const Parameter& parameter) {
+  const std::string& name = parameter.name();
+  const size_t module = name.rfind('.');
+  const size_t parent = module == std::string::npos || module == 0 ? module : name.rfind('.', module - 1);
+  return parent == std::string::npos ? parameter.spec().init.matrix
+                                     : name.substr(0, parent + 1) + parameter.spec().init.matrix;
+}
+
+void fill_row_norms(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed) {
+  const Init& init = parameter.spec().init;
+  const RandomStream stream(seed, name_of_matrix(parameter));
+  const at::Tensor norms = at::empty({box.size.front()}, at::kFloat);
+  auto* data = norms.data_ptr<float>();
+  parallel_for(0, norms.numel(), 16, [&](int64_t begin, int64_t end) {
+    std::array<float, kChunk> chunk;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = (box.offset.front() + i) * init.columns;
+      double sum = 0;
+      for (int64_t done = 0; done < init.columns; done += kChunk) {
+        const std::span part = std::span(chunk).first(static_cast<size_t>(std::min(kChunk, init.columns - done)));
+        stream.normal(static_cast<uint64_t>(first + done), part);
+        for (const float x : part) sum += static_cast<double>(x) * static_cast<double>(x);
+      }
+      data[i] = static_cast<float>(init.std * std::sqrt(sum));
+    }
+  });
+  piece.copy_(norms);
+}
+
 }  // namespace
 
 void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, uint64_t seed) {
@@ -58,6 +91,7 @@ void initialise(at::Tensor& piece, const Parameter& parameter, const Box& box, u
   switch (parameter.spec().init.kind) {
     case Init::Kind::zeros: piece.fill_(0); break;
     case Init::Kind::ones: piece.fill_(1); break;
+    case Init::Kind::row_norms: fill_row_norms(piece, parameter, whole, seed); break;
     case Init::Kind::normal: fill_normal(piece, RandomStream(seed, parameter.whole_name()), parameter, whole); break;
   }
 }

@@ -17,8 +17,11 @@ namespace caravan {
 /// The initial values of a parameter. Element i of the global tensor depends only on (seed, name, i) (see
 /// base/numeric/random.h), so every layout starts from the same values.
 struct Init {
-  enum class Kind : uint8_t { zeros, ones, normal } kind = Kind::zeros;
-  double std = 0;  ///< of normal
+  /// row_norms: the norm of each row of a matrix whose own initial values are normal.
+  enum class Kind : uint8_t { zeros, ones, normal, row_norms } kind = Kind::zeros;
+  double std = 0;        ///< of normal; of row_norms, that of the matrix
+  std::string matrix{};  ///< of row_norms: the name of the matrix within the parent of the parameter's module
+  int64_t columns = 0;   ///< of the matrix
 };
 
 struct ParameterSpec {

@@ -194,6 +194,15 @@ void check_experts(const ModelConfig& c) {
 
 }  // namespace
 
+double LoraConfig::scale() const noexcept {
+  const auto number = static_cast<double>(rank);
+  return alpha / (rslora ? std::sqrt(number) : number);
+}
+
+bool LoraConfig::saves(std::string_view module) const noexcept {
+  return std::ranges::find(saved, module) != saved.end();
+}
+
 int64_t ModelConfig::rotated_width() const noexcept {
   return static_cast<int64_t>(static_cast<double>(head_width()) * rope_fraction);
 }
@@ -339,7 +348,10 @@ double ModelConfig::flops_per_token(int64_t length) const noexcept {
   for (int64_t layer = 0; layer < layers; ++layer) forward += forward_flops_of_layer(layer, length);
   forward /= static_cast<double>(source_context + length);
   // A frozen weight has no gradient, which saves a third of its products.
-  return lora.is_used() ? 2 * forward + 3 * 2 * static_cast<double>(adapter_parameters(*this)) : 3 * forward;
+  if (!lora.is_used()) return 3 * forward;
+  const double of_head = lora.saves("head") ? forward_flops_of_head(length) : 0;
+  return 2 * forward + of_head / static_cast<double>(source_context + length) +
+         3 * 2 * static_cast<double>(adapter_parameters(*this));
 }
 
 ModelConfig resolved(ModelConfig config) {

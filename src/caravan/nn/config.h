@@ -43,18 +43,25 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const = default;
 };
 
-/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights but a head of classes are frozen, and each chosen
-/// linear layer computes W x + alpha / rank B A x, in which A [rank, in] and B [out, rank] are trained. B starts at
+/// Low-rank adapters (Hu et al., arXiv 2106.09685): all weights but a head of classes and `saved` are frozen, and each
+/// chosen linear layer computes W x + scale B A x, in which A [rank, in] and B [out, rank] are trained. B starts at
 /// zero.
 struct LoraConfig {
   int64_t rank = 0;  ///< 0: no adapters, all weights are trained
   double alpha = 16;
   /// Linear layers by name or pattern; the names of their parents may be omitted: "query", "mlp.*", "blocks.3.*".
   std::vector<std::string> targets = default_targets();
+  double dropout = 0;   ///< of the input of adapters, in training
+  bool rslora = false;  ///< the scale is alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732)
+  /// Each output has a trained magnitude m: W x + scale B A x is multiplied by m / |its row of W + scale B A|, a norm
+  /// that counts as a constant. m starts as that norm. (Liu et al., arXiv 2402.09353.)
+  bool dora = false;
+  std::vector<std::string> saved{};  ///< modules that are trained whole: "embedding", "head"
 
   static std::vector<std::string> default_targets() { return {"query", "value"}; }
   bool is_used() const noexcept { return rank > 0; }
-  double scale() const noexcept { return alpha / static_cast<double>(rank); }
+  double scale() const noexcept;
+  bool saves(std::string_view module) const noexcept;
   bool operator==(const LoraConfig&) const noexcept = default;
 };
 
@@ -133,7 +140,7 @@ struct ModelConfig {
   /// Number of parameters, adapters included; tied weights count once.
   int64_t num_parameters() const noexcept;
   /// Model FLOPs of training on one token of a row whose text, or target, has `length` tokens, forward and backward (3
-  /// x forward; 2 x where only adapters are trained). Counts matrix products only, attention without its causal mask,
+  /// x forward; 2 x where weights are frozen). Counts matrix products only, attention without its causal mask,
   /// the head even if it is tied, the experts that a token goes through, and no recomputation.
   double flops_per_token(int64_t length) const noexcept;
   /// Those of the forward of a layer, and of the head, for a whole row.

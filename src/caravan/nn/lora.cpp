@@ -13,6 +13,8 @@ namespace caravan {
 namespace {
 
 constexpr const char* kAdapter = ".lora.";
+constexpr std::string_view kMagnitude = ".lora.magnitude";
+const std::vector<std::string> kSavable{"embedding", "head"};
 
 [[noreturn]] void refuse_lora(std::string_view key, std::string fact, std::string action) {
   throw UsageError({"model", fmt::format("lora.{}", key), std::move(fact), "", std::move(action)});
@@ -74,15 +76,60 @@ bool has_adapter(const ModelConfig& config, std::string_view name) {
 
 int64_t adapter_parameters(const ModelConfig& config) {
   int64_t elements = 0;
-  for (const LinearShape& layer : adapted_layers(config)) elements += config.lora.rank * (layer.in + layer.out);
+  for (const LinearShape& layer : adapted_layers(config)) {
+    elements += config.lora.rank * (layer.in + layer.out) + (config.lora.dora ? layer.out : 0);
+  }
   return elements;
 }
 
 bool is_of_adapter(std::string_view parameter) { return parameter.find(kAdapter) != std::string_view::npos; }
 
 bool is_saved_with_adapters(const ModelConfig& config, std::string_view parameter) {
-  return config.classes > 0 && config.is_of_head(parameter);
+  if (config.classes > 0 && config.is_of_head(parameter)) return true;
+  if (parameter == "embedding.token.weight") return config.lora.saves("embedding");
+  return parameter == "head.weight" && config.lora.saves("head");
 }
+
+std::string weight_of_magnitude(std::string_view parameter) {
+  if (!parameter.ends_with(kMagnitude)) return "";
+  return std::string(parameter.substr(0, parameter.size() - kMagnitude.size())) + ".weight";
+}
+
+namespace {
+
+void check_saved(const ModelConfig& config) {
+  const LoraConfig& lora = config.lora;
+  for (const std::string& module : lora.saved) {
+    if (std::ranges::find(kSavable, module) == kSavable.end()) {
+      refuse_lora("modules_to_save", fmt::format("'{}' is no module that can be trained whole", module),
+                  fmt::format("use '{}'; there are {}", nearest(module, kSavable), join(kSavable)));
+    }
+    if (std::ranges::count(lora.saved, module) > 1) {
+      refuse_lora("modules_to_save", fmt::format("names '{}' twice", module), "name it once");
+    }
+  }
+  if (lora.saves("head") && config.classes > 0) {
+    refuse_lora("modules_to_save", "names the head, but a head of classes is trained in any case",
+                "leave \"head\" out");
+  }
+  if (lora.saves("head") && config.has_transform()) {
+    refuse_lora("modules_to_save", "names the head, which is one of masked tokens, with layers of its own",
+                "leave \"head\" out");
+  }
+  if (lora.saves("embedding") && config.has_encoder()) {
+    refuse_lora("modules_to_save", "names the embedding, which transformers has once for an encoder and its decoder",
+                "leave \"embedding\" out");
+  }
+  if (config.ties_head() && lora.saves("head") != lora.saves("embedding")) {
+    refuse_lora(
+        "modules_to_save",
+        fmt::format("names the {}, but embedding and head are one table (model.tie_embeddings)",
+                    lora.saves("head") ? "head" : "embedding"),
+        config.has_transform() || config.has_encoder() ? "leave it out" : "name both: [\"embedding\", \"head\"]");
+  }
+}
+
+}  // namespace
 
 void check_lora(const ModelConfig& config) {
   const LoraConfig& lora = config.lora;
@@ -93,6 +140,10 @@ void check_lora(const ModelConfig& config) {
   if (!std::isfinite(lora.alpha) || lora.alpha <= 0) {
     refuse_lora("alpha", fmt::format("{} is not above 0", lora.alpha), "a usual value is twice the rank");
   }
+  if (!std::isfinite(lora.dropout) || lora.dropout < 0 || lora.dropout >= 1) {
+    refuse_lora("dropout", fmt::format("{} is not in [0, 1)", lora.dropout), "a usual value is 0.05");
+  }
+  check_saved(config);
   if (lora.targets.empty())
     refuse_lora("targets", "chooses no layer", "use [\"query\", \"value\"], or [\"*\"] for all");
   const std::vector<LinearShape> layers = linear_layers(config);

@@ -25,15 +25,19 @@ std::vector<LinearShape> adapted_layers(const ModelConfig& config);
 /// Whether the layer `name` within a block, "attention.query", has an adapter in any of the blocks.
 bool has_adapter(const ModelConfig& config, std::string_view name);
 
-/// Number of parameters of all adapters.
+/// Number of parameters of all adapters, magnitudes included.
 int64_t adapter_parameters(const ModelConfig& config);
 /// Whether a parameter of this name belongs to an adapter.
 bool is_of_adapter(std::string_view parameter);
-/// Whether it is trained with the adapters without being one: of a head of classes, which no base model has.
+/// Whether it is trained with the adapters without being one: of a head of classes, which no base model has, or of one
+/// of LoraConfig::saved.
 bool is_saved_with_adapters(const ModelConfig& config, std::string_view parameter);
 
-/// Throws UsageError for an impossible rank or alpha, and for a target that no linear layer matches, naming the
-/// nearest.
+/// For the magnitude of an adapter: the name of the weight of its layer; "" for another parameter.
+std::string weight_of_magnitude(std::string_view parameter);
+
+/// Throws UsageError for an impossible rank, alpha or dropout, and for a target or saved module that the model does not
+/// have, naming the nearest.
 void check_lora(const ModelConfig& config);
 
 }  // namespace caravan

@@ -38,7 +38,8 @@ bool names_modules(const Recipe& recipe) {
 
 /// Tokens of a micro-batch of a rank.
 int64_t tokens_of_rank(const Recipe& recipe, int64_t micro_batch) {
-  return micro_batch / row_parts(recipe) * (recipe.model.row_length() / recipe.context_parallel.degree);
+  return micro_batch / row_parts(recipe) * recipe.data.task.sequences() *
+         (recipe.model.row_length() / recipe.context_parallel.degree);
 }
 
 /// The vocabulary is known once there is a tokenizer, which a proof does not need.
@@ -135,7 +136,7 @@ int64_t fit_tokens(Recipe& recipe, const Recipe& original, int64_t own_micro_bat
 /// Sequences of a micro-batch with about this number of tokens on each rank: at least as many from kFewRows on, else at
 /// most.
 int64_t sequences_of(const Recipe& recipe, int64_t tokens) {
-  const int64_t of_sequence = recipe.model.row_length() / recipe.context_parallel.degree;
+  const int64_t of_sequence = recipe.data.task.sequences() * recipe.model.row_length() / recipe.context_parallel.degree;
   const int64_t sequences = tokens < kFewRows ? tokens / of_sequence : (tokens + of_sequence - 1) / of_sequence;
   return row_parts(recipe) * std::max<int64_t>(sequences, 1);
 }
@@ -180,6 +181,13 @@ bool halve_context(Recipe& recipe) {
   model.context /= 2;
   if (model.has_encoder()) model.source_context = std::max<int64_t>(model.source_context / 2, 1);
   return true;
+}
+
+/// A proof has random numbers in place of a reference model.
+Recipe without_reference(Recipe recipe) {
+  recipe.data.task.preference.reference.clear();
+  if (recipe.data.task.has_preferences()) recipe.train.init_from.clear();
+  return recipe;
 }
 
 void check_provable(const Recipe& recipe) {
@@ -277,7 +285,7 @@ ModelConfig shrunken(const ModelConfig& model) {
 Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
   check_provable(recipe);
   const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
-  Recipe small = recipe;
+  Recipe small = without_reference(recipe);
   fit_offload(small);
   fit_mesh(small);
   small.model = shrunken(recipe.model);
@@ -299,7 +307,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
 Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Recipe&)>& fits) {
   check_provable(recipe);
   const BatchPlan own = plan_batch(recipe, static_cast<int>(ranks_of(recipe)));
-  Recipe step = recipe;
+  Recipe step = without_reference(recipe);
   fit_offload(step);
   fit_mesh(step);
   step.model.vocabulary = own_vocabulary(recipe);

@@ -14,6 +14,7 @@
 #include "caravan/engine/strategy.h"
 #include "caravan/mesh/mesh.h"
 #include "caravan/models/model.h"
+#include "caravan/nn/loss/preference_loss.h"
 #include "caravan/prove/proof_recipe.h"
 #include "caravan/schedule/row_deal.h"
 
@@ -40,9 +41,11 @@ struct ProveCase {
   /// compute_dtype becomes compute_dtype.
   std::function<Arrangement(Model& model, Mesh& mesh)> arrange{};
   int num_micro_batches = 1;
-  int64_t rows = 0;                           ///< sequences in a step, over all ranks; 0: 2 per rank and micro-batch
-  RowDeal deal{};                             ///< of these sequences, to the data-parallel ranks
-  bool has_documents = false;                 ///< a sequence is packed from documents of 1 to 5 tokens
+  int64_t rows = 0;            ///< sequences in a step, over all ranks; 0: 2 per rank and micro-batch
+  RowDeal deal{};              ///< of these sequences, to the data-parallel ranks
+  bool has_documents = false;  ///< a sequence is packed from documents of 1 to 5 tokens
+  /// Rows are pairs of sequences, with this loss and random numbers of a reference model.
+  std::optional<PreferenceSettings> preference{};
   at::ScalarType dtype = at::kDouble;         ///< dtype of sharded parameters: fp64; fp32, also for bf16
   at::ScalarType compute_dtype = at::kFloat;  ///< as Strategy::compute_dtype; kFloat: that of the sharded parameters
   std::optional<double> tolerance{};          ///< largest relative error; nothing: depends on the dtypes

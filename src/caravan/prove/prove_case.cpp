@@ -9,6 +9,7 @@
 #include "caravan/train/balance/deal_record.h"
 #include "caravan/train/choice.h"
 #include "caravan/train/model/micro_batch.h"
+#include "caravan/train/model/reference_model.h"
 #include "caravan/train/model/rehearse.h"
 
 namespace caravan {
@@ -70,6 +71,7 @@ ProveCase case_of_recipe(const Recipe& recipe) {
                  .compute_dtype = choice.compute_dtype,
                  .lr = 1.0 / layers,  // steps of 0.5 grow the rounding errors of deep models beyond the tolerance
                  .seed = static_cast<uint64_t>(recipe.train.seed)};
+  if (recipe.data.task.has_preferences()) what.preference = preference_settings(recipe.data.task.preference);
   // In 16 bits one process repeats the roundings of equal micro-batches.
   const BatchPlan plan = plan_batch(recipe, num_ranks);
   if (!recipe.train.is_even() && plan.dp > 1 && !rounds_to_16_bits(what)) {
@@ -89,7 +91,8 @@ ProveCase case_of_recipe(const Recipe& recipe) {
 ProveCase case_of_optimizer(const Recipe& recipe) {
   ProveCase what = case_of_recipe(in_fp32(recipe));
   Setting kind = recipe.optimizer.kind;
-  if (kind.reads("epsilon")) kind.set("epsilon", 1e-3);  // else gradients of nothing but rounding become updates
+  if (kind.reads("epsilon")) kind.set("epsilon", 1e-3);    // else gradients of nothing but rounding become updates
+  if (kind.reads("epsilon1")) kind.set("epsilon1", 1e-6);  // of their squares
   what.optimizer = [kind](FlatState& state) { return make_optimizer(kind, state); };
   what.optimizer_name = kind.name();
   what.dtype = at::kDouble;

@@ -78,6 +78,24 @@ void pad_sources(TrainBatch& batch, int64_t sources) {
   }
 }
 
+/// Rows are pairs. The log probabilities under a reference model are near those of a uniform one.
+void add_reference(TrainBatch& batch, const PreferenceSettings& settings, uint64_t seed, int64_t step) {
+  const int64_t rows = batch.ids.size(0);
+  batch.sequences = 2;
+  batch.num_targets = rows;
+  const RandomStream stream(seed, "prove.reference", step);
+  const at::Tensor reference = at::empty({rows, 2}, at::kDouble);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < 2; ++i) {
+      const double noise = static_cast<double>(stream.bits(static_cast<uint64_t>(2 * row + i)) % 1000) / 1000 - 0.5;
+      const auto half = batch.labels[row].view({2, -1})[i];
+      const double targets = static_cast<double>(half.ne(kIgnoredLabel).sum().item<int64_t>());
+      reference[row][i] = -3 * targets + 4 * noise;
+    }
+  }
+  batch.preference = PreferencePass{.settings = settings, .reference = reference};
+}
+
 std::vector<std::string> parameter_names(const Model& model) {
   std::vector<std::string> names;
   for (const Parameter* parameter : model.parameters()) names.push_back(parameter->name());
@@ -110,6 +128,7 @@ class CaseRun {
     return what_.optimizer ? what_.optimizer(engine_.state()) : std::make_unique<Sgd>(engine_.state());
   }
   int64_t slice_rows(int num_micro_batches) const;
+  int64_t row_length() const { return what_.model.row_length() * (what_.preference ? 2 : 1); }
   void fill(uint64_t seed);
   void write(const std::vector<at::Tensor>& values);
   at::Tensor whole(const FlatMemory& flat, const Parameter& parameter) const;
@@ -157,7 +176,8 @@ void CaseRun::fill(uint64_t seed) {
                            {.shape = parameter->whole_shape(), .init = {Init::Kind::normal, kStd}});
     initialise(piece, random, parameter->in_whole(local_boxes(parameter->global_shape(), layout, engine_.mesh())),
                seed);
-    if (parameter->spec().init.kind == Init::Kind::ones) piece.add_(1);
+    const Init::Kind kind = parameter->spec().init.kind;
+    if (kind == Init::Kind::ones || kind == Init::Kind::row_norms) piece.add_(1);
     engine_.state().layout.write(engine_.state().values, *parameter, piece);
   }
   engine_.state().bump_version();
@@ -210,7 +230,7 @@ std::vector<at::Tensor> CaseRun::gradients() const {
 /// The global batch of a step: random tokens, each the target of the previous one; in row r the first r % 5 have none,
 /// nor have the tokens of a source. Of a model that tells classes apart, a token of each row has one.
 TrainBatch CaseRun::batch(int64_t step) const {
-  const int64_t length = what_.model.row_length();
+  const int64_t length = row_length();
   const at::Tensor tokens = at::empty({rows_, length + 1}, at::kLong);
   const RandomStream stream(what_.seed, "prove.tokens", step);
   for (int64_t i = 0; i < tokens.numel(); ++i) {
@@ -233,14 +253,14 @@ TrainBatch CaseRun::batch(int64_t step) const {
   if (what_.has_documents && model.has_encoder()) pad_sources(whole, model.source_context);
   if (what_.has_documents && !model.has_encoder()) pack_documents(whole, what_.seed, step);
   whole.num_targets = whole.labels.ne(kIgnoredLabel).sum().item<int64_t>();
+  if (what_.preference) add_reference(whole, *what_.preference, what_.seed, step);
   return whole;
 }
 
 /// The rows of the smallest micro-batch.
 int64_t CaseRun::slice_rows(int num_micro_batches) const {
   if (!deal_.is_even()) return *std::ranges::min_element(deal_.rows) / deal_.unit / num_micro_batches * deal_.unit;
-  const Box mine =
-      local_box({rows_, what_.model.row_length()}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
+  const Box mine = local_box({rows_, row_length()}, engine_.strategy().batch_layout, engine_.mesh(), "batch");
   return std::max<int64_t>(1, mine.size[0] / num_micro_batches);
 }
 
@@ -289,7 +309,7 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   const TrainBatch whole = batch(0);
   TrainStep train_step(engine_, *optimizer, options(1));
   for (int64_t first = 0; first + slice_rows <= rows_; first += slice_rows) {
-    const Box slice{{first, 0}, {slice_rows, what_.model.row_length()}};
+    const Box slice{{first, 0}, {slice_rows, row_length()}};
     train_step.run(piece_of(whole, slice), 0, /*lr=*/0, false, [&](const StepResult&) { all.push_back(gradients()); });
   }
   return all;

@@ -24,8 +24,24 @@ std::vector<RecipeKey> lora_keys() {
               {0, 1 << 16}),
       with_adapters(
           real({"lora.alpha", OnResume::function}, "the scale of adapters is alpha / rank", FIELD(alpha), {1e-6, 1e6})),
+      with_adapters(boolean({"lora.rslora", OnResume::function}, "the scale is alpha / sqrt(rank)", FIELD(rslora))),
       with_adapters(texts({"lora.targets", OnResume::shape},
                           "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),
+      with_adapters(real({"lora.dropout", OnResume::history}, "dropout probability of what adapters read",
+                         FIELD(dropout), {0, 0.99})),
+      with_adapters(boolean({"lora.dora", OnResume::shape},
+                            "DoRA: the outputs of adapted layers have trained magnitudes", FIELD(dora))),
+      with_adapters(texts({"lora.modules_to_save", OnResume::shape},
+                          "modules that are trained whole beside the adapters: \"embedding\", \"head\"; []: none",
+                          FIELD(saved))),
+      only_with(
+          boolean(
+              {"lora.keep_frozen", OnResume::free}, "frozen weights stay gathered, instead of a gather for each use",
+              [](Recipe & recipe) -> auto& { return recipe.memory.keeps_frozen; }),
+          [](const Recipe& recipe) {
+            return recipe.model.lora.is_used() && recipe.data_parallel.reads("reshard_after_forward");
+          },
+          "is used with adapters, and with data parallelism that frees what it gathers, only"),
       text(
           {"lora.adapter", OnResume::free}, "start with the adapters of this folder, in PEFT's format; \"\": new ones",
           [](Recipe & recipe) -> auto& { return recipe.train.adapter; }),

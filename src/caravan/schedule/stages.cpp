@@ -30,7 +30,8 @@ std::vector<double> unit_flops(const ModelConfig& model) {
   for (int64_t layer = 0; layer < model.layers; ++layer) {  // they may differ: windows, layers without experts
     flops.push_back(factor * model.forward_flops_of_layer(layer, model.context));
   }
-  flops.push_back(factor * model.forward_flops_of_head(model.context));
+  const bool trains_head = model.lora.is_used() && model.lora.saves("head");
+  flops.push_back(factor * model.forward_flops_of_head(model.context) * (trains_head ? 1.5 : 1));
   return flops;
 }
 

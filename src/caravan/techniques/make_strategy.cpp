@@ -71,6 +71,14 @@ void lay_out_axis(const Setting& technique, Mesh& mesh) {
   if (!factors.empty()) mesh = mesh.factor(kAxis, factors);
 }
 
+void keep_frozen(const StrategyChoice& choice, Strategy& strategy, const Mesh& mesh) {
+  strategy.keeps_frozen = choice.keeps_frozen;
+  if (!choice.keeps_frozen || strategy.parameters_tier == Tier::device) return;
+  refuse({"lora.keep_frozen", "keeps gathered weights on the device, but parameters are offloaded",
+          "leave it out, or use " + choice.offload.full_name("parameters") + " = \"none\""},
+         mesh);
+}
+
 }  // namespace
 
 void set_dtypes(StrategyChoice& choice, const PrecisionChoice& precision) {
@@ -107,6 +115,7 @@ Strategy make_strategy(const StrategyChoice& choice, Module& model, Mesh& mesh) 
   strategy.steps_early = !choice.waits_for_norm;
   in_words_of(choice.offload, false, [&] { add_around(choice.offload, strategy, model); });
   if (!strategy.is_offloaded()) strategy.steps_early = false;
+  keep_frozen(choice, strategy, mesh);
   in_words_of(choice.recompute, true, [&] { add_around(choice.recompute, strategy, model); });
   return strategy;
 }

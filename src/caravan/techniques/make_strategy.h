@@ -29,6 +29,7 @@ struct StrategyChoice {
   Setting offload{"offload"};
   Setting chunks{"chunks"};
   bool waits_for_norm = false;  ///< updates wait for the gradient of the whole model: clipping, a loss scale
+  bool keeps_frozen = false;    ///< gathered frozen parameters stay (Strategy::keeps_frozen)
   bool overlap = true;          ///< communication of split layers overlaps computation (DeferredWork::set_overlaps)
 };
 

@@ -128,9 +128,13 @@ StateBytes state_bytes(const StateShape& shape) {
   const double leaves = is_stashed ? 0 : shape.is_shared() ? leaf * part : keeps_all ? leaf * p : 0;
   const double rests = is_stashed || is_copied || !(keeps_all || shape.is_shared()) ? kRestBytes * part : 0;
   const bool is_reduced_in_place = is_alone || !shape.choice.shards_gradients();
+  // Their shards are inside what stays, but in another dtype.
+  const bool stays = shape.keeps_frozen && !keeps_all && !shape.is_shared();
+  const double frozen_part = part - trained_part;
+  const double frozen = stays ? leaf * shape.frozen - (leaf == kRestBytes ? kRestBytes * frozen_part : 0) : 0;
   const auto gradient = static_cast<double>(shape.gradient_bytes);
   const auto reduced = static_cast<double>(shape.reduce_bytes);
-  StateBytes bytes{.parameters = leaves + rests,
+  StateBytes bytes{.parameters = leaves + rests + frozen,
                    .gradients = gradient * (is_reduced_in_place ? trained : trained_part),
                    .optimizer = kRestBytes * static_cast<double>(shape.num_moments) * trained_part,
                    .hook = hook_bytes(shape)};
@@ -144,7 +148,8 @@ StateBytes state_bytes(const StateShape& shape) {
   const auto units = [&](double count) { return std::min(count * shape.largest_unit, p); };
   if (!keeps_all && !shape.is_shared()) {
     const auto gathered = static_cast<double>(2 + shape.choice.prefetch);
-    bytes.buffers += leaf * (shape.choice.reshard_after_forward ? units(gathered) : p);
+    const double transient = stays ? trained : p;
+    bytes.buffers += leaf * (shape.choice.reshard_after_forward ? std::min(units(gathered), transient) : transient);
   }
   const auto sums = [&](double count) { return std::min(units(count), trained); };
   if (is_reduced_in_place) {
@@ -180,7 +185,7 @@ StateTraffic state_traffic(const StateShape& shape) {
   double gathered = 0;
   if (n > 1) {
     const bool is_freed = shape.choice.frees_parameters() && shape.choice.reshard_after_forward && !shape.is_shared();
-    traffic.gathered = p * (is_freed ? 2 * steps : 1);
+    traffic.gathered = (shape.gathers_frozen_once() ? shape.trained() : p) * (is_freed ? 2 * steps : 1);
     gathered = traffic.gathered * (n - 1) / n;
   }
   traffic.elements = scattered + replicated.elements + gathered;

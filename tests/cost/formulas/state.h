@@ -42,6 +42,7 @@ struct StateShape {
   bool shares_memory = false;  ///< the ranks that shard parameters can read each other's memory
   double parameters = 0;       ///< elements
   double frozen = 0;           ///< frozen ones among them, without gradient and moments
+  bool keeps_frozen = false;   ///< they stay gathered where others are freed (lora.keep_frozen)
   double largest_unit = 0;     ///< elements of the unit with the most
   int64_t compute_bytes = 4;   ///< of an element in the layers' dtype: fp32 4, bf16 and fp16 2
   int64_t gradient_bytes = 4;  ///< of an element of the kept and reduced gradients
@@ -63,6 +64,11 @@ struct StateShape {
     return members() > 1 && shares_memory && choice.may_share() && choice.share != "off";
   }
   double trained() const noexcept { return parameters - frozen; }
+  /// Whether frozen parameters are gathered once in a run: they keep their memory.
+  bool gathers_frozen_once() const noexcept {
+    const bool has_versions = choice.is_asynchronous();
+    return !has_versions && (keeps_frozen || !choice.frees_parameters() || is_shared());
+  }
   /// Whether gradients are reduced once for each micro-batch.
   bool reduces_each() const noexcept;
 };
@@ -80,7 +86,8 @@ struct StateShape {
 ///     async, bounded: a server has 4p + 4p/k | 2p + 4p/k, because its unsharded parameters are a separate version
 ///   replicas: param_server with one server, never in shared memory
 ///
-/// With adapters, p is all parameters in the first column, and the trained ones in the others.
+/// With adapters, p is all parameters in the first column, and the trained ones in the others. Frozen ones that stay
+/// gathered under zero3 (keeps_frozen) take 4p | 2p + 4p/n.
 ///
 /// Buffers of units, u elements the largest: zero2 and zero3 hold the gradients of 3 units at most, or all if they
 /// accumulate in full; zero3 the unsharded parameters of 2 + prefetch units (all without reshard_after_forward). async
@@ -102,9 +109,9 @@ StateBytes state_bytes(const StateShape& shape);
 /// its own residuals.
 double checkpoint_bytes(const StateShape& shape);
 
-/// What a rank sends in a step, the mean over ranks. `gathered` and `reduced` count parameters times how often; units
-/// that stay from forward to backward make them less, a weight that two units share more. Gathered bytes also count as
-/// sent over shared memory, where the other ranks read them in place.
+/// What a rank sends in a step, but the first one of a run, the mean over ranks. `gathered` and `reduced` count
+/// parameters times how often; units that stay from forward to backward make them less, a weight that two units share
+/// more. Gathered bytes also count as sent over shared memory, where the other ranks read them in place.
 struct StateTraffic {
   double gathered = 0;  ///< elements of whole parameters that are gathered
   double reduced = 0;   ///< elements of whole gradients that are reduced

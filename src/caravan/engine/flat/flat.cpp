@@ -114,8 +114,9 @@ void FlatLayout::place_bucket(const std::vector<Parameter*>& parameters, int gro
                 .is_trained = parameters.front()->requires_grad(),
                 .first_slot = slots_.size(),
                 .num_slots = parameters.size(),
-                .sharded_offset = count_,
-                .keeps_leaf = keeps_unsharded(strategy.unsharded_memory) && !fill.empty()};
+                .sharded_offset = count_};
+  const bool keeps_it = strategy.keeps_frozen && !bucket.is_trained && !strategy.stashes_weights();
+  bucket.keeps_leaf = (keeps_unsharded(strategy.unsharded_memory) || keeps_it) && !fill.empty();
   bucket.is_fetched = strategy.parameters_tier != Tier::device;
   bucket.is_offloaded = strategy.is_offloaded();
   bucket.gradient_is_away = bucket.is_trained && strategy.gradients_tier != Tier::device;

@@ -37,7 +37,7 @@ struct Bucket {
   int64_t sharded_count = 0;
   int64_t unsharded_count = 0;
   int64_t own_offset = 0;            ///< where this rank's sharded part begins in an unsharded buffer
-  bool keeps_leaf = false;           ///< gathered, and keeps its memory: see UnshardedMemory
+  bool keeps_leaf = false;           ///< gathered, and keeps its memory: see UnshardedMemory, Strategy::keeps_frozen
   bool keeps_version = false;        ///< the kept unsharded buffer is separate from the values:
                                      ///< UnshardedMemory::versions
   bool is_inside_unsharded = false;  ///< the values are this rank's part of the unsharded buffer
@@ -54,6 +54,8 @@ struct Bucket {
   bool is_in_place() const noexcept { return fill.empty() && !is_fetched; }
   /// Whether the gradient is reduced in place.
   bool reduces_in_place() const noexcept;
+  /// Whether one gather lasts as long as the values do: optimizers do not change them.
+  bool stays_gathered() const noexcept { return !is_trained && keeps_leaf && !keeps_version; }
   /// Whether the sums of a step keep their memory and are reduced in place once.
   bool stays() const noexcept { return keeps_gradient || reduces_in_place(); }
   /// Whether values, their copies or gradients are outside the common buffers.

@@ -36,6 +36,7 @@ UnshardedParameters::UnshardedParameters(FlatState& state, const Strategy& strat
       strategy_(strategy),
       pool_(pool),
       transfers_(transfers),
+      is_filled_(state.layout.buckets().size(), false),
       groups_(state.layout.units().groups.size()) {
   const at::NoGradGuard no_grad;
   dtype_ = strategy.compute_dtype == at::kFloat ? state.values.scalar_type() : strategy.compute_dtype;
@@ -133,7 +134,9 @@ void UnshardedParameters::refresh(bool may_lag) {
   const at::NoGradGuard no_grad;
   const bool stays_behind = may_lag && lags;
   const bool has_trained = stays_behind || state_.has_copied(/*is_trained=*/true);
-  const bool has_frozen = state_.has_copied(/*is_trained=*/false);
+  // Nothing changes the frozen values of a rehearsal.
+  const bool has_frozen = is_new ? state_.is_versioned && version > 0 : state_.has_copied(/*is_trained=*/false);
+  if (!has_frozen) is_filled_.assign(is_filled_.size(), false);
   if (lags) count_path(stays_behind ? "parameters without a delayed update" : "parameters with a delayed update");
   for (const Bucket& bucket : state_.layout.buckets()) {
     const bool is_fresh = bucket.is_trained ? has_trained : has_frozen;
@@ -240,9 +243,12 @@ void UnshardedParameters::gather(int group) {
     const at::Tensor& buffer = own.buffers[index++];
     if (exchange_ != nullptr) {
       exchange_->pull(bucket);
+    } else if (is_filled_[static_cast<size_t>(bucket.index)]) {
+      count_path("frozen parameters that stay gathered");
     } else if (!bucket.fill.empty()) {
       finish_loads(own);
       own.transfers.push_back(fill(bucket, buffer));
+      is_filled_[static_cast<size_t>(bucket.index)] = bucket.stays_gathered();
     }
     point_leaves(state_, bucket, buffer);
     tell_change(bucket);

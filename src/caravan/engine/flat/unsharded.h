@@ -41,7 +41,9 @@ class UnshardedParameters {
   void fetch(int group);
   /// Takes the slot of a chunk, whose contents rest elsewhere.
   void drop(int group);
-  /// Starts to fill the unsharded parameters of a group; no-op if they are there. Call wait() before using them.
+  /// Starts to fill the unsharded parameters of a group; no-op if they are there. Call wait() before using them. Frozen
+  /// ones that keep their memory are filled once (Bucket::stays_gathered), until the values change otherwise than by an
+  /// optimizer.
   void gather(int group);
   void wait(int group);
   /// `keeps_slot`: a chunk keeps its slot until drop().
@@ -85,6 +87,7 @@ class UnshardedParameters {
   StepExchange* exchange_ = nullptr;
   at::ScalarType dtype_;
   int64_t version_ = -1;
+  std::vector<bool> is_filled_;                    ///< by bucket that stays gathered
   std::vector<const c10::StorageImpl*> storages_;  ///< of the unsharded parameters, by slot
   std::vector<Group> groups_;
 };

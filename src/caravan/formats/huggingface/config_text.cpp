@@ -37,11 +37,18 @@ MoeConfig read_moe(const ConfigReader& in) {
 
 LoraConfig read_lora(const ConfigReader& in) {
   LoraConfig lora{.rank = in.count("rank"), .alpha = in.real_or("alpha", 0), .targets = {}};
-  const auto* targets = in.find("targets");
-  for (const auto& target : targets != nullptr && targets->is_array() ? *targets : Json::array()) {
-    if (!target.is_string()) in.refuse("targets", "is not a list of strings", "restore the checkpoint");
-    lora.targets.push_back(target.get<std::string>());
-  }
+  const auto read_list = [&](const char* key, std::vector<std::string>& list) {
+    const auto* found = in.find(key);
+    for (const auto& text : found != nullptr && found->is_array() ? *found : Json::array()) {
+      if (!text.is_string()) in.refuse(key, "is not a list of strings", "restore the checkpoint");
+      list.push_back(text.get<std::string>());
+    }
+  };
+  read_list("targets", lora.targets);
+  lora.dropout = in.real_or("dropout", 0);
+  lora.rslora = in.flag_or("rslora", false);
+  lora.dora = in.flag_or("dora", false);
+  read_list("modules_to_save", lora.saved);
   return lora;
 }
 
@@ -119,7 +126,13 @@ std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) 
     write_classes(tokens.classes, config.classes, out);
   }
   const LoraConfig& lora = config.lora;
-  if (lora.is_used()) out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
+  if (lora.is_used()) {
+    Json& adapters = out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
+    if (lora.dropout > 0) adapters["dropout"] = lora.dropout;
+    if (lora.rslora) adapters["rslora"] = true;
+    if (lora.dora) adapters["dora"] = true;
+    if (!lora.saved.empty()) adapters["modules_to_save"] = lora.saved;
+  }
   return out.dump(2) + "\n";
 }
 

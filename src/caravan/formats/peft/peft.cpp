@@ -1,10 +1,13 @@
 #include "caravan/formats/peft/peft.h"
 
 #include <map>
+#include <optional>
 
 #include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -23,6 +26,8 @@ namespace fs = std::filesystem;
 std::string a_of(const std::string& layer) { return layer + ".lora.a.weight"; }
 std::string b_of(const std::string& layer) { return layer + ".lora.b.weight"; }
 
+std::string magnitude_of(const std::string& layer) { return layer + ".lora.magnitude"; }
+
 std::map<std::string, at::Tensor> by_name(const NamedTensors& tensors) { return {tensors.begin(), tensors.end()}; }
 
 void check_finite(const SafetensorsFile& file, const std::string& name, const at::Tensor& tensor) {
@@ -38,9 +43,55 @@ at::Tensor filled_up(const at::Tensor& tensor, int64_t rows, int64_t columns) {
   return whole;
 }
 
+at::Tensor norms_of_rows(const at::Tensor& matrix) { return matrix.square().sum(-1).sqrt(); }
+
+/// The magnitudes of the rows of a fused layer: those without an adapter keep the norms of the weight.
+at::Tensor fused_magnitudes(const PeftLayer& layer, const std::map<std::string, at::Tensor>& found,
+                            const std::map<std::string, int64_t>& out, TensorKind kind) {
+  std::vector<at::Tensor> parts;
+  for (const std::string& part : layer.ours) {
+    const auto own = found.find(magnitude_of(part));
+    const auto weight = found.find(part + ".weight");
+    if (own != found.end()) {
+      parts.push_back(own->second);
+    } else if (kind == TensorKind::gradients) {
+      parts.push_back(at::zeros({out.at(part)}));
+    } else if (weight != found.end()) {
+      parts.push_back(norms_of_rows(weight->second));
+    } else {
+      throw UsageError({"export", layer.theirs,
+                        "has adapters of a part of its rows, and the magnitudes of the others are norms of the weight",
+                        "", "give the weights too"});
+    }
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+/// W + scale B A, with rows of these magnitudes if there are any.
+at::Tensor merged(const at::Tensor& weight, const LoraConfig& lora, const at::Tensor& a, const at::Tensor& b,
+                  const std::optional<at::Tensor>& magnitudes) {
+  constexpr double kLeastNorm = 1e-30;  // of a row of zeros
+  const at::Tensor adapted = weight + lora.scale() * b.matmul(a);
+  if (!magnitudes) return adapted;
+  return adapted * (*magnitudes / norms_of_rows(adapted).clamp_min(kLeastNorm)).unsqueeze(1);
+}
+
+/// What is saved whole, under our names.
+void read_wholes(const SafetensorsFile& file, const PeftConfig& read, std::map<std::string, at::Tensor>& ours) {
+  for (const PeftWhole& whole : read.wholes) {
+    const at::Tensor tensor = read_tensor(file, whole.theirs).to(at::kFloat);
+    check_finite(file, whole.theirs, tensor);
+    const auto [known, is_new] = ours.emplace(whole.ours, tensor);
+    if (is_new || known->second.equal(tensor)) continue;
+    throw DataError({"adapter", file.path().string(),
+                     whole.theirs + " differs from the embedding, which the model ties to its head", "",
+                     "train on a base whose tie_word_embeddings is false"});
+  }
+}
+
 }  // namespace
 
-NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours) {
+NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours, TensorKind kind) {
   check_peft_layers(config);
   const auto found = by_name(ours);
   std::map<std::string, int64_t> out;
@@ -65,6 +116,8 @@ NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours) {
     }
     theirs.emplace_back(peft_tensor(layer.theirs, 'A'), at::cat(a));
     theirs.emplace_back(peft_tensor(layer.theirs, 'B'), whole);
+    if (!config.lora.dora) continue;
+    theirs.emplace_back(peft_magnitudes(layer.theirs), fused_magnitudes(layer, found, out, kind));
   }
   for (const PeftWhole& whole : peft_wholes(config)) {
     if (found.contains(whole.ours)) theirs.emplace_back(whole.theirs, found.at(whole.ours));
@@ -95,17 +148,26 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
                                    join(a.sizes()), join(b.sizes()), rows, in),
                        "", "use adapters of this model"});
     }
+    at::Tensor magnitudes;
+    if (config.lora.dora) {
+      magnitudes = read_tensor(file, peft_magnitudes(layer.theirs)).to(at::kFloat);
+      check_finite(file, peft_magnitudes(layer.theirs), magnitudes);
+      if (magnitudes.numel() != rows) {
+        throw DataError({"adapter", file.path().string(),
+                         fmt::format("{} has {} elements, for a layer of {} rows", peft_magnitudes(layer.theirs),
+                                     magnitudes.numel(), rows),
+                         "", "use adapters of this model"});
+      }
+    }
     int64_t row = 0;
     for (const std::string& part : layer.ours) {
       ours[a_of(part)] = filled_up(a, config.lora.rank, in);
       ours[b_of(part)] = filled_up(b.narrow(0, row, shapes[part].out), shapes[part].out, config.lora.rank);
+      if (magnitudes.defined()) ours[magnitude_of(part)] = magnitudes.narrow(0, row, shapes[part].out);
       row += shapes[part].out;
     }
   }
-  for (const PeftWhole& whole : read.wholes) {
-    ours[whole.ours] = read_tensor(file, whole.theirs).to(at::kFloat);
-    check_finite(file, whole.theirs, ours[whole.ours]);
-  }
+  read_wholes(file, read, ours);
   NamedTensors ordered;
   const Model model(config);
   for (const Parameter* parameter : model.parameters()) {
@@ -115,7 +177,7 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
       throw DataError({"adapter", file.path().string(),
                        fmt::format("{} is [{}], not [{}]", parameter->name(), join(found->second.sizes()),
                                    join(parameter->global_shape())),
-                       "", "use adapters of a model with as many classes"});
+                       "", "use adapters of a model with as many classes and as large a vocabulary"});
     }
     ordered.emplace_back(parameter->name(), found->second);
   }
@@ -150,7 +212,9 @@ NamedTensors with_adapters_merged(const ModelConfig& config, const NamedTensors&
   for (auto& [name, tensor] : base) {
     const std::string layer = name.substr(0, name.rfind('.'));
     if (!name.ends_with(".weight") || !found.contains(a_of(layer))) continue;
-    tensor = tensor + config.lora.scale() * found.at(b_of(layer)).matmul(found.at(a_of(layer)));
+    const auto magnitudes = found.find(magnitude_of(layer));
+    tensor = merged(tensor, config.lora, found.at(a_of(layer)), found.at(b_of(layer)),
+                    magnitudes == found.end() ? std::nullopt : std::optional(magnitudes->second));
   }
   return base;
 }

@@ -26,6 +26,8 @@ using PeftJson = nlohmann::ordered_json;  // PEFT takes the first of several pat
 
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kVectorEnding = ".lora_magnitude_vector";
+constexpr char kVector = 'm';  ///< beside the factors A and B
 
 [[noreturn]] void refuse_adapter(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"adapter", file.string(), fact, "", action});
@@ -57,16 +59,18 @@ std::string shown(const PeftJson& root, const char* key) {
 
 /// Keys with arbitrary values: they say how the adapters were trained or which layers have one, which the tensors show.
 constexpr std::array kNoMatter{"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode",
-                               "target_modules", "exclude_modules", "lora_dropout", "layers_pattern",
-                               "layers_to_transform", "megatron_core", "loftq_config", "eva_config", "corda_config",
-                               "lora_ga_config", "qalora_group_size", "runtime_config", "peft_version",
-                               "ensure_weight_tying",
+                               "target_modules", "exclude_modules", "layers_pattern", "layers_to_transform",
+                               "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+                               "qalora_group_size", "runtime_config", "peft_version",
                                // Only says how the base stores its weights.
                                "fan_in_fan_out"};
 /// Keys that are read below.
-constexpr std::array kRead{
-    "peft_type",      "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
-    "modules_to_save"};
+constexpr std::array kRead{"peft_type",         "r",
+                           "lora_alpha",        "use_rslora",
+                           "rank_pattern",      "alpha_pattern",
+                           "init_lora_weights", "modules_to_save",
+                           "use_dora",          "ensure_weight_tying",
+                           "lora_dropout"};
 
 bool is_set(const PeftJson& value) {
   if (value.is_null()) return false;
@@ -74,7 +78,7 @@ bool is_set(const PeftJson& value) {
   return !value.empty() && value != "none" && value != "";
 }
 
-/// Refuses what would make the adapters compute anything other than W x + scale B A x. Unknown keys are refused too:
+/// Refuses what would make the adapters compute anything other than LoRA and DoRA do. Unknown keys are refused too:
 /// later versions of PEFT have other methods.
 void refuse_other_methods(const PeftJson& root, const fs::path& file) {
   if (shown(root, "peft_type") != "\"LORA\"") {
@@ -104,9 +108,12 @@ void refuse_other_base(const PeftJson& root, const fs::path& file) {
       "them adapters of the base as it was, or merge them into their own base");
 }
 
-/// The layer for which a tensor is the factor A or B; nothing for another name.
+/// The layer for which a tensor is the factor A or B, or has the magnitudes; nothing for another name.
 std::optional<std::pair<std::string, char>> parse_tensor(std::string_view name) {
   if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
+  if (name.ends_with(kVectorEnding)) {
+    return std::pair(std::string(name.substr(0, name.size() - kVectorEnding.size())), kVector);
+  }
   for (const char factor : {'A', 'B'}) {
     const std::string ending = fmt::format(".lora_{}{}", factor, kWeight);
     if (name.ends_with(ending)) return std::pair(std::string(name.substr(0, name.size() - ending.size())), factor);
@@ -193,8 +200,48 @@ std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
   return layers;
 }
 
+namespace {
+
+void add_saved(std::vector<PeftWhole>& wholes, const ModelConfig& config) {
+  const TensorShapes shapes{{"embedding.token.weight", {1, 1}}, {"head.weight", {1, 1}}};
+  for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
+    const bool is_head = row.ours.front() == "head.weight";
+    const std::string saved = is_head ? "head" : "embedding";
+    if (!config.lora.saves(saved)) continue;
+    const std::string& theirs = row.theirs.front();
+    const std::string ours = is_head && config.ties_head() ? "embedding.token.weight" : row.ours.front();
+    wholes.push_back(
+        {std::string(kPrefix) + theirs, ours, last_name(theirs.substr(0, theirs.size() - kWeight.size())), saved});
+  }
+}
+
+/// All that a folder of adapters may have.
+std::vector<PeftWhole> possible_wholes(ModelConfig model) {
+  model.lora.saved.clear();
+  if (!model.has_encoder()) model.lora.saved.emplace_back("embedding");
+  if (model.classes == 0 && !model.has_transform()) model.lora.saved.emplace_back("head");
+  return peft_wholes(model);
+}
+
+/// The modules of LoraConfig::saved that a folder has. Embedding and head that the model ties come together.
+std::vector<std::string> saved_of(const std::vector<PeftWhole>& found, const ModelConfig& model, bool ensures_tying,
+                                  const fs::path& file) {
+  std::vector<std::string> saved;
+  for (const char* module : {"embedding", "head"}) {
+    if (std::ranges::find(found, module, &PeftWhole::saved) != found.end()) saved.emplace_back(module);
+  }
+  if (!model.ties_head() || saved.size() != 1) return saved;
+  if (ensures_tying) return {"embedding", "head"};
+  refuse_adapter(file,
+                 fmt::format("has the {} alone, which the model ties to the other of embedding and head", saved[0]),
+                 "train it with both in modules_to_save, or with a base whose tie_word_embeddings is false");
+}
+
+}  // namespace
+
 std::vector<PeftWhole> peft_wholes(const ModelConfig& config) {
   std::vector<PeftWhole> wholes;
+  if (!config.lora.saved.empty()) add_saved(wholes, config);
   if (config.classes == 0) return wholes;
   // Of such rows only the names count.
   const TensorShapes shapes{
@@ -225,12 +272,47 @@ std::string peft_tensor(const std::string& theirs, char factor) {
   return fmt::format("{}{}.lora_{}{}", kPrefix, theirs, factor, kWeight);
 }
 
+std::string peft_magnitudes(const std::string& theirs) { return fmt::format("{}{}{}", kPrefix, theirs, kVectorEnding); }
+
+namespace {
+
+/// Throws unless a tensor has the shape of its kind, and the others of its layer are there.
+void check_tensor(const SafetensorsFile& weights, const std::string& name, const std::string& theirs, char factor,
+                  bool has_magnitudes) {
+  const size_t dims = weights.at(name).shape.size();
+  if (factor == kVector) {
+    if (has_magnitudes && dims == 1 && weights.has(peft_tensor(theirs, 'A'))) return;
+    refuse_adapter(weights.path(),
+                   has_magnitudes ? name + " is not a vector, or its layer has no factors A and B"
+                                  : fmt::format("has {}, but use_dora is not set in {}", name, kPeftConfig),
+                   "restore the two files: they are not of one adapter");
+  }
+  if (dims != 2 || !weights.has(peft_tensor(theirs, factor == 'A' ? 'B' : 'A'))) {
+    refuse_adapter(weights.path(), fmt::format("{} is not a matrix, or lacks its other factor", name),
+                   "restore the file");
+  }
+  if (!has_magnitudes || weights.has(peft_magnitudes(theirs))) return;
+  refuse_adapter(weights.path(),
+                 fmt::format("lacks {}, and use_dora is set in {}", peft_magnitudes(theirs), kPeftConfig),
+                 "restore the two files: they are not of one adapter");
+}
+
+/// How the adapters were trained; 0 for what no training takes.
+double dropout_of(const PeftJson& root) {
+  const auto found = root.find("lora_dropout");
+  const double dropout = found != root.end() && found->is_number() ? found->get<double>() : 0;
+  return dropout > 0 && dropout < 1 ? dropout : 0;
+}
+
+}  // namespace
+
 PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   const fs::path file = folder / kPeftConfig;
   const PeftJson root = read_adapter_json(file);
   refuse_other_methods(root, file);
   refuse_other_base(root, file);
   const bool has_root = flag(root, "use_rslora", file);
+  const bool has_magnitudes = flag(root, "use_dora", file);
   const auto scale = [&](double alpha, double rank) { return alpha / (has_root ? std::sqrt(rank) : rank); };
   const double r = number(root, "r", file);
   const double alpha = number(root, "lora_alpha", file);
@@ -238,9 +320,11 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   std::map<std::string, std::vector<std::string>> known;
   for (const PeftLayer& layer : peft_layers(model)) known[layer.theirs] = layer.ours;
   const SafetensorsFile weights(folder / kPeftWeights);
-  PeftConfig config{.lora = {.rank = 0, .targets = {}}, .layers = {}};
+  PeftConfig config{
+      .lora = {.rank = 0, .targets = {}, .dropout = dropout_of(root), .rslora = has_root, .dora = has_magnitudes},
+      .layers = {}};
   std::set<std::string> ours;
-  const std::vector<PeftWhole> wholes = peft_wholes(model);
+  const std::vector<PeftWhole> wholes = possible_wholes(model);
   for (const auto& [name, entry] : weights.tensors()) {
     const auto whole = std::ranges::find(wholes, name, &PeftWhole::theirs);
     if (whole != wholes.end()) {
@@ -250,13 +334,10 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     const auto parsed = parse_tensor(name);
     if (!parsed || !known.contains(parsed->first)) {
       refuse_adapter(weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
-                     "use adapters of this model's linear layers alone, or with its head of classes");
+                     "use adapters of this model's linear layers alone, or with its embedding or head");
     }
     const auto& [theirs, factor] = *parsed;
-    if (entry.shape.size() != 2 || !weights.has(peft_tensor(theirs, factor == 'A' ? 'B' : 'A'))) {
-      refuse_adapter(weights.path(), fmt::format("{} is not a matrix, or lacks its other factor", name),
-                     "restore the file");
-    }
+    check_tensor(weights, name, theirs, factor, has_magnitudes);
     if (factor != 'A') continue;
     const int64_t rank = entry.shape.front();
     const double wanted = by_pattern(root, "rank_pattern", theirs, r, file);
@@ -270,16 +351,19 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     ours.insert(known[theirs].begin(), known[theirs].end());
   }
   for (const PeftWhole& whole : wholes) {  // a module that is saved is saved whole
+    if (!whole.saved.empty()) continue;
     const auto is_of_module = [&](const PeftWhole& found) { return found.module == whole.module; };
     if (std::ranges::none_of(config.wholes, is_of_module) || weights.has(whole.theirs)) continue;
     refuse_adapter(weights.path(), "lacks " + whole.theirs, "save the whole module");
   }
   if (is_set(root.value("modules_to_save", PeftJson())) && config.wholes.empty()) {
     refuse_adapter(file, "sets modules_to_save to " + shown(root, "modules_to_save"),
-                   "train without it: only the head of a model of classes is read");
+                   "train without it: only the embedding and the head are read");
   }
+  config.lora.saved = saved_of(config.wholes, model, flag(root, "ensure_weight_tying", file), weights.path());
   if (ours.empty()) refuse_adapter(weights.path(), "has no adapter", "name a folder that PEFT's save_pretrained wrote");
-  config.lora.alpha = scale(alpha, r) * static_cast<double>(config.lora.rank);
+  const auto rank = static_cast<double>(config.lora.rank);
+  config.lora.alpha = scale(alpha, r) * (has_root ? std::sqrt(rank) : rank);
   config.lora.targets = short_names(ours, model);
   return config;
 }
@@ -309,7 +393,8 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
     targets.push_back(layer.theirs);
     if (parts == 1) continue;  // otherwise one adapter with the ranks of all
     ranks[layer.theirs] = parts * lora.rank;
-    alphas[layer.theirs] = static_cast<double>(parts) * lora.alpha;
+    const auto times = static_cast<double>(parts);
+    alphas[layer.theirs] = (lora.rslora ? std::sqrt(times) : times) * lora.alpha;  // the same scale
   }
   std::set<std::string> endings;
   for (const std::string& target : targets) endings.insert(last_name(target));
@@ -332,7 +417,9 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"base_model_name_or_path", base_model},
                                     {"r", lora.rank},
                                     {"lora_alpha", lora.alpha},
-                                    {"lora_dropout", 0.0},
+                                    {"use_rslora", lora.rslora},
+                                    {"use_dora", lora.dora},
+                                    {"lora_dropout", lora.dropout},
                                     {"target_modules", targets},
                                     {"rank_pattern", ranks},
                                     {"alpha_pattern", alphas},

@@ -24,11 +24,13 @@ std::vector<PeftLayer> peft_layers(const ModelConfig& config);
 /// Throws UsageError if a layer that is not among them has an adapter.
 void check_peft_layers(const ModelConfig& config);
 
-/// A parameter that is saved whole beside the adapters (is_saved_with_adapters).
+/// A parameter that is saved whole beside the adapters (is_saved_with_adapters). An embedding and a head that are one
+/// table are two of them, with the same values.
 struct PeftWhole {
   std::string theirs;  ///< "base_model.model.score.weight"
   std::string ours;
-  std::string module;  ///< what modules_to_save calls it: "score"
+  std::string module;   ///< what modules_to_save calls it: "score"
+  std::string saved{};  ///< what LoraConfig::saved calls it; "": a head of classes
 };
 std::vector<PeftWhole> peft_wholes(const ModelConfig& config);
 /// How many classes the head in a folder of adapters tells apart, of a base model like this one; 0: it has none.
@@ -47,14 +49,16 @@ struct PeftConfig {
 
 /// Reads which layers of `model` have adapters, from the configuration and the names and shapes of the weights. Throws
 /// DataError naming file and key for what is missing, damaged, of another model, or not supported: other methods than
-/// LoRA (DoRA, trained biases or whole modules other than a head of classes, a key that is not known), and adapters
-/// that have changed the weights of their base (PiSSA, OLoRA, CorDA, LoftQ).
+/// LoRA and DoRA (trained biases, or whole modules other than embedding and head, a key that is not known), adapters
+/// that have changed the weights of their base (PiSSA, OLoRA, CorDA, LoftQ), and an embedding without the head that it
+/// is tied to.
 PeftConfig read_peft_config(const std::filesystem::path& folder, const ModelConfig& model);
 
 /// The adapter_config.json of the adapters of `config`.
 std::string peft_config(const ModelConfig& config, const std::string& base_model);
 
-/// The Hugging Face names of tensors A and B of a layer.
+/// The Hugging Face names of tensors A and B of a layer, and of its magnitudes.
 std::string peft_tensor(const std::string& theirs, char factor);
+std::string peft_magnitudes(const std::string& theirs);
 
 }  // namespace caravan

@@ -83,14 +83,15 @@ std::optional<Misfit> misfit_of_grid(const Grid& grid, const ModelConfig& config
   if (config.arch.qk_norm == QkNorm::whole) {
     return refused("model.qk_norm", "norms of all queries, whose features are split by heads over some axes of a grid");
   }
-  if (config.lora.is_used() && grid.dims == 3) {
-    return Misfit{"tensor_parallel.kind",
-                  "a layer of 3d passes its output on over other axes than its input, and an adapter is two layers",
-                  fmt::format("use \"{}\"", first_of("tensor_parallel").name)};
+  if (config.lora.is_used() && config.lora.dora) {
+    return Misfit{
+        "lora.dora", "a grid cuts rows and columns of a weight, and magnitudes need the norms of whole rows",
+        fmt::format("use tensor_parallel.kind \"{}\", or lora.dora = false", first_of("tensor_parallel").name)};
   }
-  if (config.lora.rank % side != 0) {
-    return Misfit{"lora.rank", fmt::format("a grid of side {} divides adapters of rank {}", side, config.lora.rank),
-                  "use a rank of " + multiples_near(config.lora.rank, side)};
+  if (config.lora.rank % parts != 0) {
+    return Misfit{"lora.rank",
+                  fmt::format("a grid of side {} divides adapters of rank {} by {}", side, config.lora.rank, parts),
+                  "use a rank of " + multiples_near(config.lora.rank, parts)};
   }
   return std::nullopt;
 }

@@ -87,7 +87,9 @@ GridLinear linear_of(const MeshAxis& a, const MeshAxis& in, const MeshAxis& out)
   return {.weight = {{in.name(), Shard{0}}, {out.name(), Shard{1}}, {a.name(), Shard{1}}},
           .bias = bias,
           .bias_leaf = {bias.entries().front(), {a.name(), Replicate{}}, {out.name(), Replicate{}}},
-          .product = std::make_shared<CubeProduct>(a, in, out)};
+          .product = std::make_shared<CubeProduct>(a, in, out),
+          .given_back = {{in.name(), Replicate{}}},
+          .again = {{out.name(), Shard{2}}, {in.name(), Shard{0}}}};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/operations.h"
+#include "caravan/mesh/fit.h"
 #include "caravan/nn/embedding.h"
 #include "caravan/nn/experts/experts.h"
 #include "caravan/nn/lora.h"
@@ -112,6 +113,9 @@ void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& column
       for (const char* factor : {"a", "b"}) {
         add_split_linears(plan, parent + "." + name + ".lora", {factor}, {{"weight", linear.weight}}, linear.product);
       }
+      if (linear.again.entries().empty()) continue;
+      plan.rows.push_back({.pattern = parent + "." + name + ".lora.a", .outputs = {linear.given_back}});
+      plan.rows.push_back({.pattern = parent + "." + name + ".lora.b", .inputs = {linear.again}});
     }
   };
   add_adapters("*.attention", {"query", "key", "value"}, columns);

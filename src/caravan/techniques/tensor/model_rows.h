@@ -46,6 +46,10 @@ struct GridLinear {
   Layout bias;
   Layout bias_leaf;
   std::shared_ptr<const SplitProduct> product;
+  /// Where the output is laid out over other axes than the input: how the result of the first factor of an adapter
+  /// becomes an input again, in two steps. Empty: it is one.
+  Layout given_back{};
+  Layout again{};
 };
 void add_linears(Plan& plan, const ModelConfig& config, const GridLinear& columns, const GridLinear& rows);
 

@@ -8,8 +8,11 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/mesh/fit.h"
 #include "caravan/nn/experts/router.h"
+#include "caravan/nn/linear.h"
 #include "caravan/nn/lora.h"
+#include "caravan/techniques/data/axis_reduction.h"
 #include "caravan/techniques/equal_parts.h"
 #include "caravan/techniques/tensor/kv_heads.h"
 #include "caravan/techniques/tensor/model_rows.h"
@@ -115,6 +118,7 @@ class Table {
     if (has_bias) row.parameters.push_back({"bias", rows});
     add(std::move(row));
     add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rows});
+    add_magnitudes(pattern, {"magnitude", rows});
   }
   /// [out, in] split by its columns; each rank has a summand of the output.
   void add_rows(const std::string& pattern, const Layout& columns, bool has_bias, bool sums_up = true) {
@@ -123,6 +127,13 @@ class Table {
     if (sums_up) row.outputs = {stream_};
     add(std::move(row));
     add_adapter(pattern, {"weight", columns}, {"weight", whole_, replicate_});
+    add_magnitudes(
+        pattern, {"magnitude", whole_, replicate_},
+        [reduction = axis_reduction(axes_.whole, Replicate{}, axes_.names)](Module& module) -> std::function<void()> {
+          auto& adapter = dynamic_cast<LoraAdapter&>(module);
+          adapter.set_row_reduction(reduction);
+          return [&adapter] { adapter.set_row_reduction(nullptr); };
+        });
   }
   /// For the layer with that pattern: the split factor is laid out as the weight, the other one is whole, and every
   /// rank has a summand of its gradient.
@@ -130,6 +141,12 @@ class Table {
     if (!has_adapter(config_, pattern.substr(2))) return;
     add({.pattern = pattern + ".lora.a", .parameters = {a}});
     add({.pattern = pattern + ".lora.b", .parameters = {b}});
+  }
+  /// Where every rank has a summand of the output, each multiplies its own.
+  void add_magnitudes(const std::string& pattern, const Plan::ParameterRow& magnitude,
+                      const Plan::Prepare& prepare = {}) {
+    if (!config_.lora.dora || !has_adapter(config_, pattern.substr(2))) return;
+    add({.pattern = pattern + ".lora", .parameters = {magnitude}, .prepare = prepare});
   }
 
   /// `pattern`: of the attention of some layers.
@@ -181,6 +198,7 @@ class Table {
     if (config_.arch.qkv_bias) row.parameters.push_back({"bias", rest, leaf});
     add(std::move(row));
     add_adapter(pattern, {"weight", whole_, replicate_}, {"weight", rest, leaf});
+    add_magnitudes(pattern, {"magnitude", rest, leaf});
   }
 
   void add_feed() {

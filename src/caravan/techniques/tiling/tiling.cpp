@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/pattern.h"
+#include "caravan/nn/linear.h"
 #include "caravan/nn/lora.h"
 #include "caravan/nn/tiles.h"
 #include "caravan/techniques/tiling/tile_rows.h"
@@ -44,6 +45,13 @@ std::vector<TiledLayer> all_layers(Module& model) {
   return layers;
 }
 
+void refuse_magnitudes(const Module& layer) {
+  const auto* linear = dynamic_cast<const Linear*>(&layer);
+  if (linear == nullptr || !linear->has_magnitudes()) return;
+  refuse_tiling(layer.name(), "has magnitudes (lora.dora), which need the norms of whole rows at once",
+                "use lora.dora = false, or leave the layer out of lora.targets or of the layers in tiles");
+}
+
 /// The layers that the patterns choose, and those that share a weight with one of them.
 std::vector<TiledLayer> chosen_layers(Module& model, const std::vector<std::string>& patterns) {
   const std::vector<TiledLayer> all = all_layers(model);
@@ -54,6 +62,7 @@ std::vector<TiledLayer> chosen_layers(Module& model, const std::vector<std::stri
     names.push_back(layer.module->name());
     for (const std::string& pattern : patterns) {
       if (!matches_pattern(pattern, layer.module->name())) continue;
+      refuse_magnitudes(*layer.module);
       unused.erase(pattern);
       for (const Tileable::Weight& weight : layer.tileable->weights_to_cut()) weights.insert(weight.parameter);
     }

@@ -29,7 +29,7 @@ NamedTensors with_their_names(const ModelConfig& config, const NamedTensors& our
   NamedTensors theirs;
   // Frozen weights have no gradients.
   if (kind == TensorKind::values) theirs = to_huggingface(without_adapters(config), without_adapters(ours), kind);
-  for (auto& adapter : to_peft(config, ours)) theirs.push_back(std::move(adapter));
+  for (auto& adapter : to_peft(config, ours, kind)) theirs.push_back(std::move(adapter));
   return theirs;
 }
 

@@ -29,6 +29,13 @@ std::string difference(const ModelConfig& of_checkpoint, const ModelConfig& of_r
     return fmt::format("lora has rank {} and targets {} there, {} and {} in this run", before.lora.rank,
                        join(before.lora.targets), run.lora.rank, join(run.lora.targets));
   }
+  if (before.lora.dora != run.lora.dora) {
+    return fmt::format("lora.dora is {} there, {} in this run", before.lora.dora, run.lora.dora);
+  }
+  if (before.lora.saved != run.lora.saved) {
+    return fmt::format("lora.modules_to_save is [{}] there, [{}] in this run", join(before.lora.saved),
+                       join(run.lora.saved));
+  }
   return "";
 }
 

@@ -1,5 +1,6 @@
 #include "caravan/train/model/load_weights.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
@@ -81,6 +83,47 @@ std::vector<int64_t> shape_in(const InitSource& source, const CheckpointPiece& p
   return shape;
 }
 
+using ReadBox = std::function<void(const std::string& name, const Box& box, const at::Tensor& to)>;
+
+/// The norms of the rows [begin, end) of a weight of the source: fp32.
+at::Tensor norms_of_rows(const std::string& weight, int64_t columns, int64_t begin, int64_t end, const ReadBox& read) {
+  constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
+  const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / columns);
+  const at::Tensor norms = at::empty({end - begin}, at::kFloat);
+  for (int64_t row = begin; row < end; row += at_once) {
+    const int64_t count = std::min(at_once, end - row);
+    const at::Tensor rows = at::empty({count, columns}, at::kFloat);
+    read(weight, {{row, 0}, {count, columns}}, rows);
+    norms.narrow(0, row - begin, count).copy_(rows.square_().sum(-1).sqrt_());
+  }
+  return norms;
+}
+
+/// Magnitudes start as the norms of the rows of the weights that the source has. Each rank reads the rows of its own,
+/// whole, whatever part of the weight it holds.
+void start_magnitudes(Engine& engine, const ReadBox& read) {
+  std::map<std::string, int64_t> columns;
+  for (const Parameter* parameter : engine.model().parameters()) {
+    columns[parameter->whole_name()] = parameter->whole_shape().back();
+  }
+  const auto is_magnitude = [](const std::string& name) { return !weight_of_magnitude(name).empty(); };
+  for (const LoadedPiece& own : pieces_of(engine, is_magnitude)) {
+    if (own.piece.tensor.numel() == 0) continue;
+    const std::string weight = weight_of_magnitude(own.piece.name);
+    with_memory(engine, own, [&](const at::Tensor& to) {
+      for (const PieceBox& box : own.piece.boxes) {
+        const int64_t begin = box.global.offset.front();
+        part_of(to, box).copy_(norms_of_rows(weight, columns.at(weight), begin, begin + box.global.size.front(), read));
+      }
+    });
+  }
+}
+
+/// Whether the magnitudes follow from the weights of the source: neither it nor separate adapters have any.
+bool starts_magnitudes(const ModelConfig& model, const InitSource& source) {
+  return model.lora.is_used() && model.lora.dora && !source.model.lora.is_used() && source.adapter.empty();
+}
+
 /// Returns the names of what it has filled.
 std::set<std::string> load_checkpoint(Engine& engine, const ModelConfig& model, const InitSource& source) {
   const Mesh& mesh = engine.mesh();
@@ -100,6 +143,10 @@ std::set<std::string> load_checkpoint(Engine& engine, const ModelConfig& model, 
   reader.check(wanted);
   for (const LoadedPiece& own : pieces) {
     with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.boxes, to); });
+  }
+  if (starts_magnitudes(model, source)) {
+    start_magnitudes(
+        engine, [&](const std::string& name, const Box& box, const at::Tensor& to) { reader.read(name, box, to); });
   }
   return names_of_pieces(pieces);
 }
@@ -129,6 +176,10 @@ std::set<std::string> load_folder(Engine& engine, const ModelConfig& model, cons
         if (own.piece.num_replicas == mesh.size()) hash_values(hasher, to);
       });
     }
+    if (!starts_magnitudes(model, source)) return;
+    start_magnitudes(engine, [&](const std::string& name, const Box& box, const at::Tensor& to) {
+      folder->weights.read(name, box, to);
+    });
   };
   all_or_none(mesh.world(), fill, "weights");
   check_same(mesh, hasher.value());

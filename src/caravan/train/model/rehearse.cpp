@@ -11,12 +11,14 @@
 #include "caravan/base/memory/memory_counter.h"
 #include "caravan/formats/checkpoint/background_save.h"
 #include "caravan/formats/checkpoint/state_checkpoint.h"
+#include "caravan/recipe/init_from.h"
 #include "caravan/registry/registry.h"
 #include "caravan/schedule/pipeline_schedule.h"
 #include "caravan/schedule/stages.h"
 #include "caravan/step/batch.h"
 #include "caravan/techniques/technique_body.h"
 #include "caravan/train/dataset/task_dataset.h"
+#include "caravan/train/model/reference_model.h"
 #include "caravan/train/model/trained_model.h"
 
 namespace caravan {
@@ -40,15 +42,20 @@ struct Rehearsed {
   BatchPlan plan;
   Mesh mesh;
   TrainedModel trained;
+  std::unique_ptr<ReferenceModel> reference{};  ///< null: none, or unknown
   std::unique_ptr<Stepper> stepper{};
   std::unique_ptr<Stepper> shorter{};
   at::Tensor copy{};  ///< of the checkpoint, if one is written in the background
 
-  Rehearsed(Recipe of, const ModelConfig& config, Mesh on)
+  Rehearsed(Recipe of, const ModelConfig& config, const Mesh& on)
       : recipe(std::move(of)),
         plan(plan_batch(recipe, on.size())),
-        mesh(std::move(on)),
-        trained(with_delay(recipe), config, mesh, {}, at::kMeta) {}
+        mesh(on),
+        trained(with_delay(recipe), config, mesh, {}, at::kMeta) {
+    const bool has_reference = recipe.model.lora.is_used() || !reference_folder(recipe).empty();
+    if (!recipe.data.task.has_preferences() || !has_reference) return;
+    reference = std::make_unique<ReferenceModel>(recipe, *trained.engine, on);
+  }
 
   std::unique_ptr<Stepper> stepper_of(int64_t num_micro_batches);
   int64_t most_in_flight() const;
@@ -81,6 +88,13 @@ TrainBatch Rehearsed::batch(int64_t step, int64_t num_micro_batches) const {
                                    step, recipe.train.global_batch);
   const int64_t rows = all.ids.size(0) / plan.accumulation * num_micro_batches;
   for (at::Tensor* tensor : all.tensors()) *tensor = tensor->narrow(0, 0, rows);
+  if (reference) {
+    reference->score(all, num_micro_batches);
+  } else if (recipe.data.task.has_preferences()) {
+    all.preference =
+        PreferencePass{.settings = preference_settings(recipe.data.task.preference),
+                       .reference = at::empty({rows, all.sequences}, all.ids.options().dtype(at::kDouble))};
+  }
   return all;
 }
 
