@@ -40,7 +40,9 @@ class ResumeTest : public CommandTest {
       }
       return all;
     };
-    EXPECT_EQ(lines(got), lines(want));
+    const auto got_lines = lines(got), want_lines = lines(want);
+    ASSERT_EQ(got_lines.size(), want_lines.size());
+    for (size_t i = 0; i < got_lines.size(); ++i) EXPECT_EQ(got_lines[i], want_lines[i]);
   }
 
   static std::vector<std::string> also(std::vector<std::string> words, const std::vector<std::string>& more) {

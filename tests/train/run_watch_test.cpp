@@ -1,11 +1,13 @@
 #include "caravan/train/watch/run_watch.h"
 
 #include <cmath>
+#include <fstream>
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
 
 #include "caravan/comm/backends/shared/thread_ranks.h"
+#include "tests/data/support.h"
 
 namespace caravan::testing::run_watch_test {
 namespace {
@@ -36,6 +38,26 @@ TEST(RunWatch, NamesSpikes) {
       EXPECT_EQ(loss.empty(), !names);
       EXPECT_EQ(norm.empty(), !names);
     }
+  });
+}
+
+TEST(RunWatch, ARunThatGoesOnHasTheSpikesOfAnUninterruptedOne) {
+  const TemporaryFolder folder;
+  run_thread_ranks(1, [&](const auto& world) {
+    const Mesh mesh = Mesh::create(world, {{"dp", 1}});
+    RunWatch whole(mesh, true), second(mesh, true), forgetful(mesh, true);
+    std::string log = "{\"step\":1,\"resumed\":true}\nno line\n{\"step\":1,\"loss\":null,\"grad_norm\":1}\n";
+    for (int64_t step = 1; step <= 25; ++step) {
+      StepMetrics metrics = line(step, 4 + 0.01 * std::fmod(static_cast<double>(step), 5));
+      whole.stepped(metrics, {.wall_ms = 10});
+      log += metrics.to_json() + "\n";
+    }
+    std::ofstream(folder / "train.log") << log;
+    second.resume(folder / "train.log");
+    const std::string spike = watched(whole, line(26, 9)).spike;
+    EXPECT_THAT(spike, HasSubstr("loss 9"));
+    EXPECT_EQ(watched(second, line(26, 9)).spike, spike);
+    EXPECT_EQ(watched(forgetful, line(26, 9)).spike, "");
   });
 }
 

@@ -178,9 +178,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
   stepper_->start_at(state_->step, state_->clocks);
   state_->clocks = stepper_->clocks();
   if (recipe_.log.tensors > 0) layers_.emplace(state_->engine());
-  if (layers_ || !options_.dump_dir.empty()) {
-    stepper_->set_inspect([this](const StepResult& result) { inspect(result); });
-  }
+  if (layers_ || !options_.dump_dir.empty()) stepper_->set_inspect([this](const StepResult& of) { inspect(of); });
   on_rank_0(
       *world, [this] { open_logs(); }, "run folder");
   saves_ = std::make_unique<RunSaves>(place_.folder, recipe_, *state_, *train_rows_, *world, observer());
@@ -210,6 +208,7 @@ void Run::open_logs() {
   }
   if (options_.plan) write_plan(place_.folder, *options_.plan);
   log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
+  watch_.resume(place_.folder / "train.log");
   log_->write_changes(state_->step, state_->changed_keys());
   balance_.open(place_.folder, state_->step);
   open_metric_files();
@@ -272,9 +271,10 @@ StepMetrics Run::advance() {
   const int64_t sent = mesh_.bytes_sent() + stepper_->bytes_sent();
   const double waited = mesh_.wait_ms() + stepper_->wait_ms();
   const auto batch_of = [this](int64_t step) {
-    const auto timed = watch_.data();
-    TrainBatch batch =
-        make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
+    TrainBatch batch = [&] {
+      const auto timed = watch_.data();
+      return make_rank_batch(state_->engine(), *train_rows_, step, recipe_.train.global_batch, balance_.deal(step));
+    }();
     if (reference_) reference_->score(batch, plan_.accumulation);
     return batch;
   };

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,10 @@ class RunWatch {
 
   /// `names_spikes`: false if the run itself skips and names them. The mesh outlives this.
   RunWatch(const Mesh& mesh, bool names_spikes);
+
+  /// Takes in the steps in the train.log of a run that goes on, so that spikes are those of an uninterrupted run, as
+  /// far as train.log_every has all steps in it. Rank 0 calls it.
+  void resume(const std::filesystem::path& log);
 
   /// Adds its own lifetime to a time.
   class Timed {
@@ -57,6 +62,8 @@ class RunWatch {
   void stepped(StepMetrics& metrics, const StepTimes& times);
 
  private:
+  void name_spike(StepMetrics& metrics);
+  void add(StepMetrics& metrics, const StepTimes& times);
   std::vector<RankTimes> of_all_ranks(const RankTimes& own) const;
 
   const Mesh& mesh_;
