@@ -301,7 +301,7 @@ TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
   EXPECT_TRUE(prove(what).holds());
   what.tolerance = 0.06;
   EXPECT_THAT(refusal<UsageError>([&] { (void)prove(what); }),
-              AllOf(HasSubstr("tolerance 0.06"), HasSubstr("less than ten times")));
+              AllOf(HasSubstr("tolerance 0.06"), HasSubstr("less than 10 times as much")));
 }
 
 TEST(Prove, RefusesAnImpossibleCase) {

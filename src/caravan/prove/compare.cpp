@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/nn/product/product.h"
 #include "caravan/prove/judge.h"
 
 namespace caravan {
@@ -23,6 +24,14 @@ double rounding_sharded(const ProveCase& what) {
 
 /// Relative rounding error of bf16, or fp16.
 double rounding_of_layers(const ProveCase& what) { return std::ldexp(1, what.compute_dtype == at::kHalf ? -11 : -8); }
+
+/// Native attention also rounds its weights, which are all positive, and their gradients: errors are this many times as
+/// large.
+double more_rounding(const ProveCase& what) {
+  const bool rounds_weights =
+      what.compute_dtype == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::native;
+  return rounds_weights ? 1.25 : 1;
+}
 
 /// Gradients below this fraction of the largest are zero except for rounding, such as those of key biases: adding the
 /// same to every key changes no attention weight. In the models of shrunken() all others are above 1/20.
@@ -156,12 +165,12 @@ double default_tolerance(const ProveCase& what, bool splits_products) {
   // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8
   // (2^-11 in fp16), in independent directions.
   const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
-  return rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
+  return more_rounding(what) * rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
 }
 
 void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) {
   const std::vector<at::Tensor>& gradients = one.steps.front().gradients;
-  const double margin = what.finds_summands ? 10 : 5;
+  const double margin = (what.finds_summands ? 10 : 5) / more_rounding(what);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const double zero = zero_part(what) * largest_length(gradients, i);
@@ -180,7 +189,7 @@ void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) 
     if (error >= margin * tolerance) continue;
     throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance),
                       fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {} times as much",
-                                  fault, one.names[i], error, margin == 10 ? "ten" : "five"),
+                                  fault, one.names[i], error, margin),
                       "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
   }
 }
