@@ -201,6 +201,10 @@ TEST_F(Peft, TheDropoutIsKept) {
   settings_["lora_dropout"] = 0.25;
   write_file(folder_ / kPeftConfig, settings_.dump());
   EXPECT_EQ(read_peft_config(folder_.path(), config_).lora.dropout, 0.25);
+  for (const json& wrong : std::vector<json>{1.0, -0.5, "x"}) {
+    EXPECT_THAT(refusal("lora_dropout", wrong),
+                AllOf(HasSubstr(kPeftConfig), HasSubstr("lora_dropout is " + wrong.dump()), HasSubstr("0.99")));
+  }
 }
 
 /// Magnitudes, saved modules and their settings, in both directions.

@@ -25,7 +25,8 @@ struct Magnitudes : Function<Magnitudes> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& m, const at::Tensor& norms,
                             Parameter& magnitude) {
     const at::ScalarType type = norms.scalar_type();
-    const at::Tensor factors = m.detach().to(type) / norms;
+    // Rounded alike, so that a model whose magnitudes have not changed computes what its base does.
+    const at::Tensor factors = m.detach().to(type) / norms.to(m.scalar_type()).to(type);
     will_accumulate(ctx, {&magnitude});
     ctx->save_for_backward({x, factors, norms});
     at::Tensor y = (x.to(type) * factors).to(x.scalar_type());

@@ -152,7 +152,11 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
     }
   }
   std::string& reference = recipe.data.task.preference.reference;
-  if (!reference.empty()) reference = find_source(reference, recipe_folder).string();
+  if (!reference.empty()) {
+    reference = find_source(reference, recipe_folder).string();
+    // Of a run its newest checkpoint, so that the reference stays what it is if that run goes on.
+    if (std::error_code error; fs::exists(reference, error)) reference = read_init_source(reference).folder.string();
+  }
   expect_classes(recipe);
   if (!recipe.train.adapter.empty()) apply_adapter(recipe, recipe_folder);
 }

@@ -22,8 +22,9 @@ std::vector<RecipeKey> lora_keys() {
       integer({"lora.rank", OnResume::shape},
               "rank of the adapters, which alone are trained; 0: none, all weights are trained", FIELD(rank),
               {0, 1 << 16}),
-      with_adapters(
-          real({"lora.alpha", OnResume::function}, "the scale of adapters is alpha / rank", FIELD(alpha), {1e-6, 1e6})),
+      with_adapters(real({"lora.alpha", OnResume::function},
+                         "the scale of adapters is alpha / rank, with rslora alpha / sqrt(rank)", FIELD(alpha),
+                         {1e-6, 1e6})),
       with_adapters(boolean({"lora.rslora", OnResume::function}, "the scale is alpha / sqrt(rank)", FIELD(rslora))),
       with_adapters(texts({"lora.targets", OnResume::shape},
                           "linear layers that get one, such as \"query\", \"mlp.*\", \"*\"", FIELD(targets))),

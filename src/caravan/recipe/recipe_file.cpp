@@ -165,6 +165,15 @@ void check_preference(const Recipe& recipe) {
                   std::string(better));
   };
   const char* other_axes = "use mesh.dp, mesh.tp or mesh.pp";
+  const PreferenceChoice& of = recipe.data.task.preference;
+  if (of.chosen_field == of.rejected_field) {
+    recipe.refuse("data.chosen_field", fmt::format("\"{}\" is data.rejected_field too", of.chosen_field),
+                  "name the field of each answer");
+  }
+  if (of.prompt_field == of.chosen_field || of.prompt_field == of.rejected_field) {
+    recipe.refuse("data.prompt_field", fmt::format("\"{}\" is the field of an answer too", of.prompt_field),
+                  "name the field of the prompt");
+  }
   if (recipe.context_parallel.is_used()) refuse_split("mesh.cp", "splits sequences over ranks", other_axes);
   if (recipe.expert_parallel.is_used()) refuse_split("mesh.ep", "splits the rows of a batch over ranks", other_axes);
   if (row_parts(recipe) > 1) {

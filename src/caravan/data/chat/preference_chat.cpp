@@ -59,9 +59,12 @@ class PreferenceChat {
 
   ordered_json messages_of(const std::string& field) const {
     const ordered_json* messages = find_field(object_, field);
-    if (messages == nullptr) json_field(nlohmann::json::parse(object_.dump()), field, file_, number_);
+    if (messages == nullptr) {
+      refuse(fmt::format("has no field {}", field), "give both answers, or name their fields");
+    }
     if (messages->is_string()) {
-      refuse(fmt::format("its field {} is a text, not a list of messages", field), "set data.format = \"text\"");
+      refuse(fmt::format("its field {} is a text, not a list of messages", field),
+             "give messages, or no prompt if both answers are whole conversations; or set data.format = \"text\"");
     }
     if (!messages->is_array() || messages->empty()) {
       refuse(fmt::format("its field {} is no list of messages", field),

@@ -89,8 +89,9 @@ void UnshardedParameters::check_memory() const {
   for (size_t i = 0; i < storages_.size(); ++i) {
     const Parameter& parameter = *state_.layout.slots()[i].parameter;
     if (parameter.unsharded().storage().unsafeGetStorageImpl() == storages_[i]) continue;
-    throw UsageError({strategy_.name, parameter.name(), "has been given other memory", "",
-                      "load and convert the module before it is wrapped; afterwards copy into engine.parameters()"});
+    throw UsageError(
+        {strategy_.name, parameter.name(), "has been given other memory", "",
+         "load and convert the module before it is wrapped; afterwards copy into engine.parameters(), on every rank"});
   }
 }
 

@@ -297,11 +297,16 @@ void check_tensor(const SafetensorsFile& weights, const std::string& name, const
                  "restore the two files: they are not of one adapter");
 }
 
-/// How the adapters were trained; 0 for what no training takes.
-double dropout_of(const PeftJson& root) {
+constexpr double kMostDropout = 0.99;  // as of lora.dropout
+
+/// How the adapters were trained.
+double dropout_of(const PeftJson& root, const fs::path& file) {
   const auto found = root.find("lora_dropout");
-  const double dropout = found != root.end() && found->is_number() ? found->get<double>() : 0;
-  return dropout > 0 && dropout < 1 ? dropout : 0;
+  if (found == root.end() || found->is_null()) return 0;
+  const double dropout = found->is_number() ? found->get<double>() : -1;
+  if (dropout >= 0 && dropout <= kMostDropout) return dropout;
+  refuse_adapter(file, fmt::format("lora_dropout is {}", shown(root, "lora_dropout")),
+                 fmt::format("set it to a number from 0 to {}", kMostDropout));
 }
 
 }  // namespace
@@ -321,7 +326,7 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   for (const PeftLayer& layer : peft_layers(model)) known[layer.theirs] = layer.ours;
   const SafetensorsFile weights(folder / kPeftWeights);
   PeftConfig config{
-      .lora = {.rank = 0, .targets = {}, .dropout = dropout_of(root), .rslora = has_root, .dora = has_magnitudes},
+      .lora = {.rank = 0, .targets = {}, .dropout = dropout_of(root, file), .rslora = has_root, .dora = has_magnitudes},
       .layers = {}};
   std::set<std::string> ours;
   const std::vector<PeftWhole> wholes = possible_wholes(model);

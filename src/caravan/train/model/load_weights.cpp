@@ -141,13 +141,15 @@ std::set<std::string> load_checkpoint(Engine& engine, const ModelConfig& model, 
   }
   reader.verify(mesh.world());
   reader.check(wanted);
-  for (const LoadedPiece& own : pieces) {
-    with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.boxes, to); });
-  }
-  if (starts_magnitudes(model, source)) {
+  const auto fill = [&] {
+    for (const LoadedPiece& own : pieces) {
+      with_memory(engine, own, [&](const at::Tensor& to) { reader.read(own.piece.name, own.piece.boxes, to); });
+    }
+    if (!starts_magnitudes(model, source)) return;
     start_magnitudes(
         engine, [&](const std::string& name, const Box& box, const at::Tensor& to) { reader.read(name, box, to); });
-  }
+  };
+  all_or_none(mesh.world(), fill, "weights");
   return names_of_pieces(pieces);
 }
 
@@ -160,7 +162,7 @@ std::set<std::string> load_folder(Engine& engine, const ModelConfig& model, cons
       [&] { folder.emplace(open_huggingface(source.folder, {.may_be_missing = true, .new_classes = model.classes})); },
       "weights");
   // That all ranks have the same weights: config.json, what HuggingfaceWeights::fingerprint compares, and below every
-  // byte of the parameters that all ranks hold whole.
+  // byte of the parameters that all ranks hold whole, but magnitudes, which follow from them.
   check_same(mesh, folder->identity);
   // Without classes of its own, it has been read as a model with some: its head is then the pooler of a BERT, if any.
   const bool has_pooler = source.model.classes == 0 && model.classes > 0;

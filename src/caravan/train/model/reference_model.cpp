@@ -1,6 +1,7 @@
 #include "caravan/train/model/reference_model.h"
 
 #include <array>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -28,10 +29,6 @@ at::ScalarType compute_dtype(const Recipe& recipe) {
 
 /// A pass of the run's own model needs all ranks at the same place.
 void check_own(const Recipe& recipe) {
-  if (!recipe.model.lora.saved.empty()) {
-    recipe.refuse(kKey, "is not given, and the weights under the adapters change (lora.modules_to_save)",
-                  "set it to the folder of the weights that the run starts with");
-  }
   const Demand together{Trait::whole_gradient, kKey,
                         "runs the model of the step without its adapters, on all ranks at once",
                         "set preference.reference to the folder of the weights under them"};
@@ -40,14 +37,20 @@ void check_own(const Recipe& recipe) {
   }
 }
 
-void check_folder(const Recipe& recipe, const FrozenModel& model) {
-  const ModelConfig& config = model.config();
+void check_is_there(const Recipe& recipe, const std::string& folder) {
+  std::error_code error;
+  if (folder.empty() || std::filesystem::exists(folder, error)) return;
+  throw DataError({"train", kKey, fmt::format("there is no folder {}", folder), recipe.where(kKey),
+                   "if it was moved, give its new place: --set preference.reference=FOLDER"});
+}
+
+void check_folder(const Recipe& recipe, const ModelConfig& config, const std::string& origin) {
   if (!config.arch.is_causal || config.has_encoder() || config.classes > 0) {
-    recipe.refuse(kKey, model.origin() + " does not continue texts", "use a language model");
+    recipe.refuse(kKey, origin + " does not continue texts", "use a language model");
   }
   if (config.arch.positions == Positions::learned && config.context < recipe.model.context) {
     recipe.refuse(kKey,
-                  fmt::format("{} has learned {} positions, and model.context is {}", model.origin(), config.context,
+                  fmt::format("{} has learned {} positions, and model.context is {}", origin, config.context,
                               recipe.model.context),
                   fmt::format("use model.context = {}", config.context));
   }
@@ -65,6 +68,7 @@ PreferenceSettings preference_settings(const PreferenceChoice& choice) {
 ReferenceModel::ReferenceModel(const Recipe& recipe, const Tokenizer& tokenizer, Engine& engine, const Mesh& mesh)
     : settings_(preference_settings(recipe.data.task.preference)), engine_(engine) {
   const std::string folder = reference_folder(recipe);
+  check_is_there(recipe, folder);
   if (folder.empty()) {
     check_own(recipe);
     own_runner_.emplace(engine);
@@ -72,17 +76,21 @@ ReferenceModel::ReferenceModel(const Recipe& recipe, const Tokenizer& tokenizer,
   }
   folder_.emplace(FrozenModel::beside(folder, mesh, compute_dtype(recipe), kKey));
   folder_->check_companion(tokenizer, "the run", "train", kKey);
-  check_folder(recipe, *folder_);
+  check_folder(recipe, folder_->config(), folder_->origin());
 }
 
 ReferenceModel::ReferenceModel(const Recipe& recipe, Engine& engine, const Mesh& mesh)
     : settings_(preference_settings(recipe.data.task.preference)), engine_(engine) {
   const std::string folder = reference_folder(recipe);
+  check_is_there(recipe, folder);
   if (folder.empty()) {
+    check_own(recipe);
     own_runner_.emplace(engine);
     return;
   }
-  folder_.emplace(FrozenModel::rehearsed(read_init_source(folder).model, mesh, compute_dtype(recipe), kKey));
+  const ModelConfig config = read_init_source(folder).model;
+  check_folder(recipe, config, folder);
+  folder_.emplace(FrozenModel::rehearsed(config, mesh, compute_dtype(recipe), kKey));
 }
 
 std::string ReferenceModel::to_string() const { return folder_ ? folder_->origin() : "the weights under the adapters"; }
@@ -107,8 +115,9 @@ void ReferenceModel::score_micro_batches(TrainBatch& batch, int64_t num_micro_ba
   const at::Tensor all = at::cat(parts);
   // The stages of a run may lie the other way round: every rank of the pipeline gets the numbers.
   const Mesh& mesh = engine_.mesh();
-  if (mesh.has("pp"))
+  if (mesh.has("pp")) {
     all_reduce_async(mesh["pp"].comm(), all, all, ReduceOp::sum, "reference log probabilities").wait();
+  }
   batch.preference->reference = all.view({batch.ids.size(0), batch.sequences});
   batch.preference->sums = sums_;
 }
