@@ -30,7 +30,7 @@ double rounding_of_layers(const ProveCase& what) { return std::ldexp(1, what.com
 double more_rounding(const ProveCase& what) {
   const bool rounds_weights =
       what.compute_dtype == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::native;
-  return rounds_weights ? 1.25 : 1;
+  return rounds_weights ? 1.5 : 1;
 }
 
 /// Gradients below this fraction of the largest are zero except for rounding, such as those of key biases: adding the
@@ -187,10 +187,11 @@ void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) 
     }
     const double error = least / (length + kFloor * largest_length(gradients, i));
     if (error >= margin * tolerance) continue;
-    throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance),
-                      fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {} times as much",
-                                  fault, one.names[i], error, margin),
-                      "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
+    throw UsageError(
+        {"prove", fmt::format("tolerance {:.2g}", tolerance),
+         fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {:.2g} times as much", fault,
+                     one.names[i], error, margin),
+         "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
   }
 }
 
