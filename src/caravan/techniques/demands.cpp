@@ -1,5 +1,7 @@
 #include "caravan/techniques/demands.h"
 
+#include "caravan/registry/registry.h"
+
 namespace caravan {
 
 std::vector<Demand> demands_of(const RunProperties& run) {
