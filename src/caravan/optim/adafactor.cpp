@@ -13,6 +13,7 @@
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/path.h"
 #include "caravan/optim/adafactor_kernels.h"
+#include "caravan/optim/check_on_device.h"
 #include "caravan/optim/factored_moments.h"
 #include "caravan/optim/factored_sums.h"
 #include "caravan/optim/grad_norm.h"
@@ -26,16 +27,6 @@ constexpr const char* kAdafactorSquares = "exp_avg_sq";
 constexpr double kSmallestScale = 1e-3;  // of scale_by_parameter, as in the paper
 
 bool is_factored(const Parameter& parameter) { return parameter.global_shape().size() == 2; }
-
-void check_adafactor_state(const FlatState& state) {
-  const bool is_away = state.values.tier() != Tier::device || state.gradients.tier() != Tier::device ||
-                       state.copies.tier() != Tier::device || state.optimizer_tier != Tier::device;
-  if (!is_away) return;
-  throw UsageError({"optimizer", "adafactor",
-                    "needs sums over whole rows and columns, but parameters, gradients or its state rest outside of "
-                    "the device, where they are updated part by part",
-                    state.mesh ? state.mesh->where() : "", "offload activations only, or use AdamW"});
-}
 
 /// Calls f(T, G) with the types of values and gradients, as sweep_elements.
 template <class F>
@@ -86,7 +77,7 @@ Adafactor::Adafactor(FlatState& state, const AdafactorOptions& options)
   check_option("clip_threshold", options.clip_threshold, {.low = 1e-6, .high = 1e6});
   check_option("momentum", options.momentum, {.low = 0, .high = 1, .has_high = false});
   check_option("weight_decay", options.weight_decay, {.low = 0, .high = 1e3});
-  check_adafactor_state(state);
+  check_on_device(state, "adafactor", "needs sums over whole rows and columns");
   factored_ = std::make_unique<FactoredMoments>(state);
   const auto has = [this](const Slot& slot) { return keeps(kAdafactorSquares, slot); };
   moments_.emplace_back(kAdafactorSquares, zeros_of_slots(state, has));

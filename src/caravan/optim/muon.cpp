@@ -12,6 +12,7 @@
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/tensor.h"
 #include "caravan/module/path.h"
+#include "caravan/optim/check_on_device.h"
 #include "caravan/optim/matrix_exchange.h"
 #include "caravan/optim/newton_schulz.h"
 #include "caravan/optim/zeros_of_slots.h"
@@ -27,16 +28,6 @@ constexpr double kUpdateSize = 0.2;  // root mean square of the elements of an u
 const Mesh& mesh_of_matrices(const FlatState& state) {
   if (state.mesh) return *state.mesh;
   throw InternalError({"optimizer", "muon", "the flat state is not that of an engine", "", ""});
-}
-
-void check_muon_state(const FlatState& state) {
-  const bool is_away = state.values.tier() != Tier::device || state.gradients.tier() != Tier::device ||
-                       state.copies.tier() != Tier::device || state.optimizer_tier != Tier::device;
-  if (!is_away) return;
-  throw UsageError({"optimizer", "muon",
-                    "needs whole matrices, but parameters, gradients or its state rest outside of "
-                    "the device, where they are updated part by part",
-                    state.mesh ? state.mesh->where() : "", "offload activations only, or use AdamW"});
 }
 
 /// Compares what each owner knows of the pieces of others with what these hold.
@@ -87,7 +78,7 @@ Muon::Muon(FlatState& state, const MuonOptions& options)
   check_option("momentum", options.momentum, {.low = 0, .high = 1, .has_high = false});
   check_option("newton_schulz_steps", static_cast<double>(options.newton_schulz_steps), {.low = 1, .high = 100});
   AdamW::check(options.adamw);
-  check_muon_state(state);
+  check_on_device(state, "muon", "needs whole matrices");
   matrices_ = std::make_unique<Matrices>(state, mesh_of_matrices(state));
   make_state();
 }
