@@ -275,6 +275,7 @@ std::vector<bool> are_right_on_pieces(const ProofCase& proof, const Axes& axes,
     if (pipe(ends) != 0) throw std::runtime_error("no pipe");
     const pid_t child = start_child(proof, axes, assignments, right.size(), ends[1]);
     close(ends[1]);
+    const size_t begin = right.size();
     char answer = 0;
     bool is_pending = false;  // right on the values of the sample, and the others not yet tried
     while (read(ends[0], &answer, 1) == 1) {
@@ -285,8 +286,10 @@ std::vector<bool> are_right_on_pieces(const ProofCase& proof, const Axes& axes,
     close(ends[0]);
     if (child < 0) throw std::runtime_error("no child");
     waitpid(child, nullptr, 0);
-    // It died of this one; of one that it was about to try on other values, these say nothing.
-    if (right.size() < assignments.size() && !is_pending) right.push_back(false);
+    // It died of this one only if it had tried no other: one before may have written into foreign memory. That one which is
+    // right dies with other values says nothing of it.
+    if (is_pending && right.size() > begin + 1) right.pop_back();
+    if (right.size() == begin) right.push_back(false);
   }
   return right;
 }
