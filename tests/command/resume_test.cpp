@@ -144,18 +144,18 @@ TEST_F(ResumeTest, TheBestCheckpointIsKept) {
 }
 
 TEST_F(ResumeTest, AfterAKillOfTheWholeJobIsBitEqual) {
-  const Words more = set({"train.steps=60", "checkpoint.every=5", "checkpoint.keep=2"});
+  const Words more = set({"train.steps=300", "checkpoint.every=5", "checkpoint.keep=2"});
   ASSERT_EQ(train("whole", 2, more).code, 0);
   const auto job = start(tiny("killed", 2, more));
-  job->expect_soon("step 12/60");
+  job->expect_soon("step 12/300");
   for (const pid_t pid : job->living()) kill(pid, SIGKILL);
   job->wait();
   ASSERT_TRUE(job->all_gone(5));
-  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
+  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000300"))) << "it was not killed in time";
   const Result rest = train("killed", 2, also(more, {"--resume"}));
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
-  expect_same_run("killed", "whole", "step_000060");
+  expect_same_run("killed", "whole", "step_000300");
 }
 
 /// With the residuals of a hook, and with shards: the files of each rank equal those of a run that saves synchronously.
@@ -182,7 +182,7 @@ TEST_F(ResumeTest, FromACheckpointOfTheBackgroundIsBitEqual) {
 }
 
 TEST_F(ResumeTest, AfterAKillOfARankThatWritesInTheBackground) {
-  const Words more = set({"train.steps=60", "checkpoint.every=5", "checkpoint.async=true"});
+  const Words more = set({"train.steps=300", "checkpoint.every=5", "checkpoint.async=true"});
   ASSERT_EQ(train("whole", 2, more).code, 0);
   const auto job = start(tiny("killed", 2, more));
   job->expect_soon("step_000005");
@@ -193,15 +193,15 @@ TEST_F(ResumeTest, AfterAKillOfARankThatWritesInTheBackground) {
     }
     return false;
   };
-  while (!is_in_flight() && !std::filesystem::exists(path("killed/step_000060"))) std::this_thread::yield();
+  while (!is_in_flight() && !std::filesystem::exists(path("killed/step_000300"))) std::this_thread::yield();
   kill(rank_process(*job, 1), SIGKILL);
   EXPECT_NE(job->wait(), 0);
-  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000060"))) << "it was not killed in time";
+  ASSERT_FALSE(std::filesystem::exists(path("killed/step_000300"))) << "it was not killed in time";
   const Result rest = train("killed", 2, also(more, {"--resume"}));
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_THAT(rest.out, HasSubstr("resumed after step "));
   EXPECT_FALSE(is_in_flight()) << "the unfinished folder is still there";
-  expect_same_run("killed", "whole", "step_000060");
+  expect_same_run("killed", "whole", "step_000300");
 }
 
 TEST_F(ResumeTest, OnOtherRanksIsEqualWithinRounding) {

@@ -250,6 +250,34 @@ TEST(LoadModel, TakesAFolderOfHuggingFaceARunAndACheckpoint) {
   EXPECT_THAT(message_of<DataError>([&] { load_model(folder / "nothing", one_rank()); }), HasSubstr("is not there"));
 }
 
+/// As when a job that goes on prunes its checkpoints. On 2 ranks, of which one alone sees that the folder is gone.
+TEST(LoadModel, TakesTheNextCheckpointOfARunWhoseNewestIsRemoved) {
+  const TemporaryFolder folder;
+  export_to(folder / "theirs", Architecture::llama(), false);
+  const HuggingFaceModel theirs = read_huggingface(folder / "theirs");
+  on_ranks({{"dp", 1}}, [&](const Mesh& mesh) { import_run(theirs, folder / "run", mesh); });
+  fs::copy(folder / "run/step_000000", folder / "run/step_000005", fs::copy_options::recursive);
+  const DataError error({"load", "weights", "are gone", "", ""});
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {
+    std::vector<std::string> used;
+    with_model_folder(folder / "run", mesh.world(), [&](const fs::path& checkpoint) {
+      used.push_back(checkpoint.filename());
+      if (used.size() > 1) return;
+      mesh.world().barrier();
+      if (mesh.rank() == 1) fs::rename(checkpoint, folder / "run/.step_000005.pruned");
+      throw error;
+    });
+    EXPECT_EQ(used, (std::vector<std::string>{"step_000005", "step_000000"}));
+    int calls = 0;
+    const auto fail = [&](const fs::path&) {
+      ++calls;
+      throw error;
+    };
+    EXPECT_THROW(with_model_folder(folder / "run", mesh.world(), fail), DataError);
+    EXPECT_EQ(calls, 1) << "of a checkpoint that is there";
+  });
+}
+
 TEST(LoadModel, TakesACheckpointOfAModelThatTransformersLacks) {
   ModelConfig config = small_mixtral();
   config.moe.gates = Gates::sigmoid;

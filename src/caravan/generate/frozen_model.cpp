@@ -10,7 +10,6 @@
 
 #include "caravan/base/error.h"
 #include "caravan/comm/calls/agree.h"
-#include "caravan/comm/calls/same.h"
 #include "caravan/engine/make_tiers.h"
 #include "caravan/engine/stages/stage_runner.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
@@ -173,15 +172,6 @@ void fill_pieces(const StoredModel& stored, Model& model, const Engine* engine, 
   }
 }
 
-/// Every rank of `world` has opened the same model.
-StoredModel opened(const std::filesystem::path& source, Communicator& world, StoredWeights weights) {
-  std::optional<StoredModel> stored;
-  all_or_none(
-      world, [&] { stored.emplace(open_model(source, weights)); }, "model");
-  check_same_on_all_ranks(world, "load", {{"the model", stored->identity}}, "model");
-  return std::move(*stored);
-}
-
 /// The axes of a run that split its model split the one beside it too.
 StrategyChoice choice_beside(const Mesh& mesh, const ModelConfig& config, const std::string& key) {
   for (const char* axis : {"cp", "ep"}) {
@@ -227,22 +217,25 @@ FrozenModel FrozenModel::load(const std::filesystem::path& source, const Mesh& r
   const at::NoGradGuard no_grad;
   check_options(options);
   const Degrees degrees = degrees_of(options, ranks);
-  const StoredModel stored = opened(source, ranks.world(), options.weights);
-  const StrategyChoice choice = choice_of(degrees, options, stored.config);
-  stored.verify(ranks.world());
-  Mesh mesh = mesh_of(degrees, ranks);
-  const bool has_engine = mesh.size() > 1 || options.parameters != Tier::device;
-  FrozenModel made(std::move(mesh), stored.config, choice, options.dtype, at::kCPU, has_engine);
-  made.fill(stored, options.should_stop);
-  made.text_model_ = has_engine ? std::make_unique<TextModel>(*made.engine_, options.should_stop)
-                                : std::make_unique<TextModel>(*made.model_, options.should_stop);
-  return made;
+  std::optional<FrozenModel> made;
+  with_model_folder(source, ranks.world(), [&](const std::filesystem::path& folder) {
+    const StoredModel stored = open_same_model(folder, ranks.world(), options.weights);
+    const StrategyChoice choice = choice_of(degrees, options, stored.config);
+    stored.verify(ranks.world());
+    Mesh mesh = mesh_of(degrees, ranks);
+    const bool has_engine = mesh.size() > 1 || options.parameters != Tier::device;
+    made.emplace(FrozenModel(std::move(mesh), stored.config, choice, options.dtype, at::kCPU, has_engine));
+    made->fill(stored, options.should_stop);
+  });
+  made->text_model_ = made->engine_ ? std::make_unique<TextModel>(*made->engine_, options.should_stop)
+                                    : std::make_unique<TextModel>(*made->model_, options.should_stop);
+  return std::move(*made);
 }
 
 FrozenModel FrozenModel::beside(const std::filesystem::path& source, const Mesh& mesh, at::ScalarType dtype,
                                 const std::string& key) {
   const at::NoGradGuard no_grad;
-  const StoredModel stored = opened(source, mesh.world(), StoredWeights::last);
+  const StoredModel stored = open_same_model(source, mesh.world(), StoredWeights::last);
   const StrategyChoice choice = choice_beside(mesh, stored.config, key);
   stored.verify(mesh.world());
   FrozenModel made(mesh, stored.config, choice, dtype, at::kCPU, /*has_engine=*/true);

@@ -1,6 +1,7 @@
 #include "caravan/formats/huggingface/load_model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -8,6 +9,8 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/comm/calls/agree.h"
+#include "caravan/comm/calls/same.h"
 #include "caravan/engine/average_tensor.h"
 #include "caravan/engine/training_state.h"
 #include "caravan/formats/checkpoint/checkpoint.h"
@@ -100,7 +103,8 @@ StoredModel stored_checkpoint(const fs::path& folder, StoredWeights weights) {
           .verify =
               [reader, config](Communicator& world) {
                 reader->verify(world);
-                reader->check(wanted_tensors(*reader, config));
+                all_or_none(
+                    world, [&] { reader->check(wanted_tensors(*reader, config)); }, "checkpoint");
               },
           .read = read};
 }
@@ -110,11 +114,14 @@ LoadedModel filled(StoredModel stored, const Mesh& mesh) {
   stored.verify(mesh.world());
   std::unique_ptr<Model> model = make_model(stored.config);
   model->materialise(mesh, {}, {.initialise = false});
-  for (const Parameter* parameter : model->parameters()) {
-    const std::vector<int64_t>& shape = parameter->global_shape();
-    const std::vector<int64_t> zeros(shape.size(), 0);
-    stored.read(parameter->name(), {{{zeros, shape}, zeros}}, parameter->sharded().detach());
-  }
+  const auto read = [&] {
+    for (const Parameter* parameter : model->parameters()) {
+      const std::vector<int64_t>& shape = parameter->global_shape();
+      const std::vector<int64_t> zeros(shape.size(), 0);
+      stored.read(parameter->name(), {{{zeros, shape}, zeros}}, parameter->sharded().detach());
+    }
+  };
+  all_or_none(mesh.world(), read, "weights");
   return {std::move(model), std::move(stored.tokenizer), std::move(stored.text), stored.origin, stored.identity};
 }
 
@@ -131,20 +138,37 @@ StoredModel open_model(const fs::path& source, StoredWeights weights) {
   return stored_folder(source);
 }
 
-LoadedModel load_model(const fs::path& source, const Mesh& mesh, StoredWeights weights) {
-  const at::NoGradGuard no_grad;
-  if (is_huggingface(source)) return filled(open_model(source, weights), mesh);
+StoredModel open_same_model(const fs::path& folder, Communicator& world, StoredWeights weights) {
+  std::optional<StoredModel> stored;
+  all_or_none(
+      world, [&] { stored.emplace(open_model(folder, weights)); }, "model");
+  check_same_on_all_ranks(world, "load", {{"the model", stored->identity}}, "model");
+  return std::move(*stored);
+}
+
+void with_model_folder(const fs::path& source, Communicator& world, const std::function<void(const fs::path&)>& use) {
+  const auto find = [&] { return (is_huggingface(source) ? source : find_checkpoint(source)).string(); };
   for (int attempt = 0;; ++attempt) {
-    const fs::path folder = find_checkpoint(source);
+    const fs::path folder = text_of_rank_0(world, find, "model");
     try {
-      return filled(stored_checkpoint(folder, weights), mesh);
+      return use(folder);
     } catch (const DataError&) {
-      // A running job may have pruned the checkpoint meanwhile, but then it has a newer one.
       constexpr int kMostAttempts = 10;
       std::error_code error;
-      if (attempt == kMostAttempts || fs::exists(folder, error)) throw;
+      int64_t is_gone = folder != source && !fs::exists(folder / kManifestName, error) ? 1 : 0;
+      take_maxima(world, {&is_gone, 1}, "model");
+      if (attempt == kMostAttempts || is_gone == 0) throw;
     }
   }
+}
+
+LoadedModel load_model(const fs::path& source, const Mesh& mesh, StoredWeights weights) {
+  const at::NoGradGuard no_grad;
+  std::optional<LoadedModel> loaded;
+  with_model_folder(source, mesh.world(), [&](const fs::path& folder) {
+    loaded.emplace(filled(open_same_model(folder, mesh.world(), weights), mesh));
+  });
+  return std::move(*loaded);
 }
 
 }  // namespace caravan

@@ -40,6 +40,16 @@ constexpr StoredWeights weights_of(bool is_average) {
 /// DataError for what is missing or damaged, UsageError for an average that is not there.
 StoredModel open_model(const std::filesystem::path& source, StoredWeights weights = StoredWeights::last);
 
+/// The same on every rank of `world`, which calls it with the same arguments. Throws on all ranks what one of them
+/// throws, and UsageError for ranks that found different models.
+StoredModel open_same_model(const std::filesystem::path& source, Communicator& world, StoredWeights weights);
+
+/// Calls `use` with `source`, or with the newest checkpoint if it is a run: with the same one on every rank. A job that
+/// goes on may remove it meanwhile, but then it has a newer one, with which `use` is called again. Every rank of `world`
+/// calls it. `use` throws DataError on all ranks or on none.
+void with_model_folder(const std::filesystem::path& source, Communicator& world,
+                       const std::function<void(const std::filesystem::path& folder)>& use);
+
 struct LoadedModel {
   std::unique_ptr<Model> model;
   Tokenizer tokenizer;
