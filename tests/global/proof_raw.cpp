@@ -286,8 +286,8 @@ std::vector<bool> are_right_on_pieces(const ProofCase& proof, const Axes& axes,
     close(ends[0]);
     if (child < 0) throw std::runtime_error("no child");
     waitpid(child, nullptr, 0);
-    // It died of this one only if it had tried no other: one before may have written into foreign memory. That one which is
-    // right dies with other values says nothing of it.
+    // It died of this one only if it had tried no other: one before may have written into foreign memory. That one
+    // which is right dies with other values says nothing of it.
     if (is_pending && right.size() > begin + 1) right.pop_back();
     if (right.size() == begin) right.push_back(false);
   }
