@@ -11,13 +11,16 @@ import sys
 LINES = 40
 
 for build in map(pathlib.Path, sys.argv[1:]):
-    log = build / "Testing/Temporary/LastTest.log"
-    if not log.exists():
+    folder = build / "Testing/Temporary"
+    failed = folder / "LastTestsFailed.log"  # "101:generate"
+    if not failed.exists():
         continue
-    # "7/230 Test: name", "Output:", what it printed, "<end of output>" and "Test Passed." or another verdict.
-    for test in re.split(r"^\d+/\d+ Test: ", log.read_text(errors="replace"), flags=re.M)[1:]:
-        if "\nTest Passed.\n" in test:
+    names = {line.split(":", 1)[1] for line in failed.read_text().splitlines() if ":" in line}
+    # "7/230 Test: name", "Output:", what it printed, "<end of output>" and a verdict.
+    for test in re.split(r"^\d+/\d+ Test: ", (folder / "LastTest.log").read_text(errors="replace"), flags=re.M)[1:]:
+        name = test.splitlines()[0]
+        if name not in names:
             continue
         printed = test.split("\nOutput:\n", 1)[-1].split("<end of output>", 1)[0]
         lines = [line for line in printed.splitlines() if line and not line.startswith("-----")]
-        print(f"\n== {build.name}: {test.splitlines()[0]}", *lines[-LINES:], sep="\n")
+        print(f"\n== {build.name}: {name}", *lines[-LINES:], sep="\n")

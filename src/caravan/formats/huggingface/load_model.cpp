@@ -147,15 +147,18 @@ StoredModel open_same_model(const fs::path& folder, Communicator& world, StoredW
 }
 
 void with_model_folder(const fs::path& source, Communicator& world, const std::function<void(const fs::path&)>& use) {
-  const auto find = [&] { return (is_huggingface(source) ? source : find_checkpoint(source)).string(); };
+  const auto find = [&] {
+    return is_huggingface(source) ? "" : find_checkpoint(source).lexically_relative(source).string();
+  };
   for (int attempt = 0;; ++attempt) {
-    const fs::path folder = text_of_rank_0(world, find, "model");
+    const std::string name = text_of_rank_0(world, find, "model");  // ranks may have the run at other paths
+    const fs::path folder = name.empty() || name == "." ? source : source / name;
     try {
       return use(folder);
     } catch (const DataError&) {
       constexpr int kMostAttempts = 10;
       std::error_code error;
-      int64_t is_gone = folder != source && !fs::exists(folder / kManifestName, error) ? 1 : 0;
+      int64_t is_gone = folder != source && !fs::exists(folder, error) ? 1 : 0;
       take_maxima(world, {&is_gone, 1}, "model");
       if (attempt == kMostAttempts || is_gone == 0) throw;
     }

@@ -44,7 +44,7 @@ StoredModel open_model(const std::filesystem::path& source, StoredWeights weight
 /// throws, and UsageError for ranks that found different models.
 StoredModel open_same_model(const std::filesystem::path& source, Communicator& world, StoredWeights weights);
 
-/// Calls `use` with `source`, or with the newest checkpoint if it is a run: with the same one on every rank. A job that
+/// Calls `use` with `source`, or with its newest checkpoint if it is a run: of the name that rank 0 found. A job that
 /// goes on may remove it meanwhile, but then it has a newer one, with which `use` is called again. Every rank of
 /// `world` calls it. `use` throws DataError on all ranks or on none.
 void with_model_folder(const std::filesystem::path& source, Communicator& world,
