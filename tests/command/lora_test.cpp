@@ -185,6 +185,37 @@ TEST_F(LoraTest, BadAdaptersAreRefused) {
   EXPECT_THAT(unnamed.err, HasSubstr("names no base model"));
 }
 
+TEST_F(LoraTest, AdaptersOfExpertsLearnTheSameAndAreExported) {
+  const std::vector<std::string> mixture{"model.kind=llama", "moe.experts=4", "moe.balance_loss=0.0", "train.steps=1",
+                                         "data.tokenizer={train = 300}"};
+  ASSERT_EQ(train("mixture", 1, set(mixture)).code, 0);
+  ASSERT_EQ(caravan({"export", path("mixture")}).code, 0);
+  const std::vector<std::string> keys{"train.init_from=" + path("mixture"), "lora.targets=[\"*\"]",
+                                      "moe.balance_loss=0.0", "optimizer.schedule=constant"};
+  ASSERT_EQ(tune("one", 1, keys).code, 0);
+  ASSERT_EQ(tune("parts", 2, keys + std::vector<std::string>{"train.steps=3", "mesh.ep=2"}).code, 0);
+  const Result resumed =
+      caravan({"train", path("parts/recipe.toml"), "--ranks", "2", "--resume", "--set", "train.steps=6", "--set",
+               "mesh.ep=1", "--set", "train.micro_batch=6", "--set", "data_parallel.technique=zero3"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_NEAR(last_loss("parts"), last_loss("one"), 1e-4);
+
+  ASSERT_EQ(caravan({"export", path("one")}).code, 0);
+  ASSERT_EQ(caravan({"export", path("one"), "--adapter", "--base", "my/base"}).code, 0);
+  EXPECT_THAT(text_of(folder() / "one/adapter/adapter_config.json"), HasSubstr("mlp.experts.gate_up_proj"));
+  const auto generated = [&](const std::string& source) {
+    const Result result =
+        caravan({"generate", path(source), "--prompt", "The whale", "--temperature", "0", "--tokens", "8"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(generated("one/huggingface"), generated("one"));
+  const Result imported =
+      caravan({"import", path("mixture/huggingface"), "--adapter", path("one/adapter"), "--out", path("imported")});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_EQ(generated("imported"), generated("one"));
+}
+
 /// Whether a gradient reaches a frozen unit is known once a backward has run.
 TEST_F(LoraTest, AUnitThatNoGradientReachesIsNamed) {
   const Result result = train("run", 2,

@@ -117,7 +117,7 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
   ModelConfig adapted = gpt2;
   adapted.lora = {.rank = 3,
                   .alpha = 1.5,
-                  .targets = {"query", "mlp.*"},
+                  .targets = {"query", "mlp.shared.*"},
                   .dropout = 0.25,
                   .rslora = true,
                   .dora = true,
@@ -258,7 +258,10 @@ TEST(HuggingfaceConfig, olderNamesOfKeysAreRead) {
   EXPECT_EQ(parse_huggingface_config(kGemma, "config.json").arch.activation, Activation::gelu_tanh);
   json gemma3 = json::parse(kGemma);
   gemma3.update({{"model_type", "gemma3_text"}, {"num_hidden_layers", 4}, {"sliding_window_pattern", 2}});
-  EXPECT_EQ(parse_huggingface_config(gemma3.dump(), "config.json").full_layers, LayerSet::every(2));
+  const ModelConfig gemma = parse_huggingface_config(gemma3.dump(), "config.json");
+  EXPECT_EQ(gemma.full_layers, LayerSet::every(2));
+  // vLLM refuses other names.
+  EXPECT_EQ(json::parse(huggingface_config(gemma)).at("hidden_activation"), "gelu_pytorch_tanh");
   json phi3 = json::parse(kGemma);
   phi3.update({{"model_type", "phi3"},
                {"hidden_act", "silu"},

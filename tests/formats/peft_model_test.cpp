@@ -57,11 +57,20 @@ class AgainstPeft : public ::testing::TestWithParam<const char*> {
   const Adapted adapted_{fixture_};
 
   /// PEFT has one adapter of a fused layer, whose A ours repeat, one for each part, beside the blocks of B.
-  static at::Tensor as_one_adapter(const std::string& name, const at::Tensor& gradient, const at::Tensor& expected) {
+  at::Tensor as_one_adapter(const std::string& name, const at::Tensor& gradient, const at::Tensor& expected) const {
+    if (name.find(".experts.") != std::string::npos) return as_one_of_experts(name, gradient, expected);
     const int64_t rank = adapter_rank(name, expected);
     if (name.ends_with("lora_A.weight")) return gradient.view({-1, rank, gradient.size(1)}).sum(0);
     if (name.ends_with("lora_B.weight")) return gradient.view({gradient.size(0), -1, rank}).sum(1);
     return gradient;
+  }
+  /// A has the ranks of each expert one after the other, B those of an expert in every column of as many.
+  at::Tensor as_one_of_experts(const std::string& name, const at::Tensor& gradient, const at::Tensor& expected) const {
+    const int64_t experts = adapted_.config.moe.experts, rank = adapter_rank(name, expected) / experts;
+    if (name.ends_with("lora_A.weight")) {
+      return gradient.view({experts, -1, rank, gradient.size(1)}).sum(1).flatten(0, 1);
+    }
+    return gradient.view({gradient.size(0), -1, rank, experts}).sum(1).flatten(1);
   }
   static int64_t adapter_rank(const std::string& name, const at::Tensor& expected) {
     return name.ends_with("lora_A.weight") ? expected.size(0) : expected.size(-1);
@@ -128,7 +137,9 @@ TEST_P(AgainstPeft, TheFilesAreWrittenAsPeftReadsThem) {
   EXPECT_EQ(read_peft_config(folder.path(), base).lora.scale(), adapted_.config.lora.scale());
 }
 
-INSTANTIATE_TEST_SUITE_P(, AgainstPeft, ::testing::Values("rslora", "dora", "dora_gpt2", "saved", "saved_tied", "all"),
+INSTANTIATE_TEST_SUITE_P(, AgainstPeft,
+                         ::testing::Values("rslora", "dora", "dora_gpt2", "saved", "saved_tied", "all", "experts",
+                                           "experts_down", "experts_doubled"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

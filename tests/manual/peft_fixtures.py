@@ -16,7 +16,7 @@ import tempfile
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "nn/fixtures"
 
@@ -32,15 +32,30 @@ class Norm(torch.nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon))
 
 
-def llama(tied=False):
-    model = LlamaForCausalLM(LlamaConfig(
+def route(self, x):
+    """transformers computes gates in fp32."""
+    scores = torch.nn.functional.linear(x.reshape(-1, self.hidden_dim), self.weight)
+    gates, chosen = torch.topk(torch.softmax(scores, -1), self.top_k, dim=-1)
+    return scores, gates / gates.sum(dim=-1, keepdim=True), chosen
+
+
+def llama(tied=False, model=LlamaForCausalLM, config=LlamaConfig, **others):
+    model = model(config(
         num_hidden_layers=2, hidden_size=12, num_attention_heads=2, num_key_value_heads=1, intermediate_size=14,
         max_position_embeddings=9, vocab_size=19, tie_word_embeddings=tied, rms_norm_eps=1e-5, rope_theta=500.0,
-        attn_implementation="sdpa"))
+        attn_implementation="sdpa", **others))
     for layer in model.model.layers:
         layer.input_layernorm = Norm(layer.input_layernorm)
         layer.post_attention_layernorm = Norm(layer.post_attention_layernorm)
     model.model.norm = Norm(model.model.norm)
+    return model
+
+
+def mixtral():
+    model = llama(False, MixtralForCausalLM, MixtralConfig, num_local_experts=4, num_experts_per_tok=2,
+                  router_aux_loss_coef=0.0, experts_implementation="eager")
+    for layer in model.model.layers:
+        type(layer.mlp.gate).forward = route
     return model
 
 
@@ -65,7 +80,9 @@ def make(name, model, seed, **settings):
             is_scale = key.endswith("weight") and parameter.dim() == 1
             parameter.copy_((torch.randn(parameter.shape) * 0.3 + is_scale).float())  # exact in fp32
     tied = model.config.tie_word_embeddings
-    base = {key: value.clone() for key, value in model.state_dict().items() if not (tied and key == "lm_head.weight")}
+    with tempfile.TemporaryDirectory() as folder:  # in memory experts are fused
+        model.save_pretrained(folder)
+        base = load_file(pathlib.Path(folder) / "model.safetensors")
     config = model.config.to_diff_dict() | {"architectures": [type(model).__name__], "tie_word_embeddings": tied}
     config.pop("dtype", None)
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).double().train()
@@ -113,3 +130,8 @@ make("saved_tied", llama(tied=True), 5, r=3, lora_alpha=5, target_modules=["q_pr
      modules_to_save=["embed_tokens", "lm_head"])
 make("all", llama(), 6, r=3, lora_alpha=5, use_rslora=True, use_dora=True, target_modules=ATTENTION + MLP,
      modules_to_save=["embed_tokens", "lm_head"])
+make("experts", mixtral(), 7, r=3, lora_alpha=5, target_modules=ATTENTION,
+     target_parameters=["gate_up_proj", "down_proj"])
+make("experts_down", mixtral(), 8, r=3, lora_alpha=5, use_rslora=True, target_modules=[],
+     target_parameters=["model.layers.1.mlp.experts.down_proj"])
+make("experts_doubled", mixtral(), 9, r=3, lora_alpha=5, target_modules=["q_proj", "w1", "w2", "w3"])

@@ -226,8 +226,6 @@ class Draw:
             keys["comm.threads_per_rank"] = 1
         if keys["optimizer.kind"] == "adamw":
             keys["optimizer.lr"] = rng.choice([1e-3, 1e-2])
-        if "moe.experts" in keys and keys.get("lora.targets") == ["mlp.*"]:
-            keys["lora.targets"] = ["*"]
         if keys.get("pipeline.cut") == "list":
             stages = self.size["pp"] * self.chunks
             counts = [1] * stages

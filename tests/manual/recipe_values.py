@@ -18,10 +18,10 @@ VALUES = {
     "moe.normalize": (0.4, [True, False]), "moe.shared": (0.4, [0, 12, 24]), "moe.shared_gate": (0.6, [True, False]),
     "moe.capacity": (0.25, [0.0, 0.75, 1.5]), "moe.balance_loss": (0.5, [0.0, 0.01, 0.5]),
     "moe.balance": (0.5, ["sequence", "batch"]), "moe.z_loss": (0.4, [0.0, 0.01]),
+    "lora.targets": (0.7, [["query", "value"], ["*"], ["mlp.*"], ["attention.*", "blocks.0.mlp.up"], "output"]),
     "lora.alpha": (0.5, [4.0, 16.0]), "lora.rslora": (0.3, [True, False]), "lora.dropout": (0.3, [0.0, 0.2]),
     "lora.dora": (0.4, [True, False]), "lora.keep_frozen": (0.5, [True, False]),
     "lora.modules_to_save": (0.3, [[], ["embedding", "head"]]),
-    "lora.targets": (0.7, [["query", "value"], ["*"], ["mlp.*"], ["attention.*", "blocks.0.mlp.up"], "output"]),
     "data.positions": (0.5, ["restart", "continue"]), "data.validation_fraction": (0.2, [0.1, 0.3]),
     "train.seed": (0.5, [0, 1, 77]), "train.eval_every": (0.5, [0, 1, 2]), "train.log_every": (0.2, [1, 2]),
     "optimizer.kind": (1, ["sgd"] * 4 + ["adamw", "lion"]), "optimizer.lr": (1, [0.05, 0.1, 0.3]),
@@ -107,6 +107,8 @@ def is_used(key, recipe):
     gathered = technique != "ddp" and not is_async
     windows = get("pipeline.schedule", "1f1b").startswith("pipedream")
     experts = get("moe.experts", 0) > 0
+    targets = get("lora.targets", ["query", "value"])
+    adapts_experts = experts and ("*" in targets or "mlp.*" in targets)
     conditions = {
         "model.rope_theta": get("model.kind") == "llama", "model.qkv_bias": get("model.kind") == "llama",
         "moe.shared_gate": experts and get("moe.shared", 0) > 0,
@@ -125,7 +127,9 @@ def is_used(key, recipe):
         "data_parallel.units": technique != "ddp", "data_parallel.prefetch": gathered,
         "data_parallel.reshard_after_forward": technique in ("zero3", "hsdp"),
         "lora.keep_frozen": technique in ("zero3", "hsdp") and get("offload.parameters", "none") == "none",
-        "lora.dora": get("tensor_parallel.kind", "1d") == "1d" and get("tiling.tiles", 1) == 1,
+        "lora.dora": (get("tensor_parallel.kind", "1d") == "1d" and get("tiling.tiles", 1) == 1
+                      and not adapts_experts),
+        "lora.dropout": not adapts_experts,
         "data_parallel.accumulate": gathered and technique != "zero1",
         "data_parallel.share": gathered and technique != "replicas",
         "data_parallel.hook_rank": get("data_parallel.hook") == "powersgd",

@@ -1,5 +1,7 @@
 #include "caravan/nn/experts/experts.h"
 
+#include <functional>
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,8 +28,9 @@ ModelConfig config_of(Architecture kind, const MoeConfig& moe) {
 
 /// A module in fp64 with random values, biases too.
 template <class M>
-std::unique_ptr<M> make(const ModelConfig& config) {
+std::unique_ptr<M> make(const ModelConfig& config, const std::function<void(M&)>& change = {}) {
   auto module = std::make_unique<M>(config);
+  if (change) change(*module);
   module->materialise(one_rank(), {}, {});
   uint64_t seed = 1;
   for (Parameter* parameter : module->parameters()) {
@@ -180,8 +183,15 @@ TEST(Router, NeedsTheSharesOfABatch) {
 at::Tensor dense(Moe& moe, const ModelConfig& config, const at::Tensor& x, std::map<std::string, at::Tensor>& p) {
   for (Parameter* parameter : moe.parameters()) p[parameter->name()] = value(moe, parameter->name());
   const Reference routed = route(x, p["router.weight"], config.moe);
-  const int64_t f = config.hidden_width(), h = config.width;
-  const auto part = [&](const char* name, int64_t e, int64_t rows) { return p[name].narrow(0, e * rows, rows); };
+  const int64_t f = config.hidden_width(), h = config.width, r = config.lora.rank;
+  const auto part = [&](const std::string& name, int64_t e, int64_t rows) {
+    const at::Tensor own = p[name].narrow(0, e * rows, rows);
+    const size_t dot = name.rfind('.') + 1;
+    const std::string adapter = name.substr(0, dot) + "lora." + name.substr(dot);
+    if (!p.contains(adapter + ".a")) return own;
+    const at::Tensor a = p[adapter + ".a"].narrow(0, e * r, r);
+    return own + config.lora.scale() * at::matmul(p[adapter + ".b"].narrow(0, e * rows, rows), a);
+  };
   at::Tensor y = at::zeros_like(x);
   for (int64_t e = 0; e < config.moe.experts; ++e) {
     at::Tensor up = at::matmul(x, part("experts.up", e, f).t());
@@ -209,8 +219,12 @@ at::Tensor dense(Moe& moe, const ModelConfig& config, const at::Tensor& x, std::
   return y;
 }
 
-void expect_dense(const ModelConfig& config) {
-  const auto moe = make<Moe>(config);
+/// With the adapters of these tables.
+void expect_dense(const ModelConfig& config, const std::vector<std::string>& adapted = {}) {
+  const auto moe = make<Moe>(config, [&](Moe& of) {
+    auto& experts = dynamic_cast<Experts&>(of.find("experts"));
+    for (const std::string& table : adapted) experts.add_adapter(table, config.lora);
+  });
   const at::Tensor x = input(), want_x = x.detach().clone().requires_grad_();
   std::map<std::string, at::Tensor> parameters;
   const at::Tensor factors = normal({kRows, kLength, 8}, 9).to(at::kDouble);
@@ -234,6 +248,16 @@ TEST(Moe, IsEveryExpertTimesItsGate) {
   for (const MoeConfig& moe : {plain, shared, gated}) {
     expect_dense(config_of(Architecture::gpt2(), moe));
     expect_dense(config_of(Architecture::llama(), moe));
+  }
+}
+
+TEST(Moe, AddsTheAdaptersOfEachExpert) {
+  for (const Architecture& kind : {Architecture::gpt2(), Architecture::llama()}) {
+    ModelConfig config = config_of(kind, {.experts = 4, .balance_loss = 0});
+    config.lora = {.rank = 3, .alpha = 2, .rslora = true};
+    expect_dense(config, {"up"});
+    expect_dense(config, {"up", "down"});
+    if (kind.is_gated) expect_dense(config, {"gate", "up", "down"});
   }
 }
 

@@ -32,6 +32,30 @@ constexpr const char* kAll = "dora = true\nrslora = true\ndropout = 0.2\nmodules
 
 void PrintTo(const LoraCase& what, std::ostream* out) { *out << what.name; }
 
+/// Adapters of experts, too.
+constexpr LoraCase kExperts[] = {
+    {"one_rank", "[mesh]\ndp = 1", "rslora = true"},
+    {"ddp", "[mesh]\ndp = 2"},
+    {"ep2", "[mesh]\nep = 2"},
+    {"ep2_dp2_zero1", "[mesh]\nep = 2\ndp = 2\n[data_parallel]\ntechnique = \"zero1\""},
+    {"ep2_zero2", "[mesh]\nep = 2\ndp = 2\n[data_parallel]\ntechnique = \"zero2\""},
+    {"zero3", "[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2"},
+    {"zero3_ep2_kept", "[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2\nep = 2",
+     "keep_frozen = true"},
+    {"zero3_units",
+     "[data_parallel]\ntechnique = \"zero3\"\nunits = \"blocks.*.mlp.experts\"\nshare = "
+     "\"off\"\n[mesh]\ndp = 2"},
+    {"pp2", "[mesh]\npp = 2\n[train]\nglobal_batch = 12\nmicro_batch = 2"},
+    {"pp2_ep2_zero_bubble", "[mesh]\npp = 2\nep = 2\n[pipeline]\nschedule = \"zb-h1\""},
+    {"tp2", "[mesh]\ntp = 2"},
+    {"tp2_ep2_sequence", "[mesh]\ntp = 2\nep = 2\n[tensor_parallel]\nsequence = true"},
+    {"cp2", "[mesh]\ncp = 2"},
+    {"tiles", "[tiling]\ntiles = 2\n[data_parallel]\ntechnique = \"zero3\"\nshare = \"off\"\n[mesh]\ndp = 2"},
+    {"tiles_ep2", "[tiling]\ntiles = 2\n[mesh]\nep = 2"},
+    {"recompute", "[memory]\nrecompute = \"full\"\n[mesh]\nep = 2"},
+    {"bf16", "[precision]\ncompute = \"bf16\"\n[mesh]\nep = 2"},
+};
+
 constexpr LoraCase kCases[] = {
     {"one_rank", "[mesh]\ndp = 1"},
     {"ddp", "[mesh]\ndp = 3"},
@@ -106,6 +130,53 @@ TEST_P(Adapters, Hold) {
   }
 }
 
+class AdaptersOfExperts : public ::testing::TestWithParam<LoraCase> {};
+
+INSTANTIATE_TEST_SUITE_P(Techniques, AdaptersOfExperts, ::testing::ValuesIn(kExperts),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(AdaptersOfExperts, Hold) {
+  needs_chosen_in(GetParam().recipe);
+  for (const char* model : {"kind = \"gpt2\"", "kind = \"llama\"\nkv_heads = 2"}) {
+    const Recipe recipe = parse_recipe(
+        fmt::format("[lora]\nrank = 8\ntargets = [\"*\"]\n{}\n[moe]\nexperts = 8\nshared = 16\n[model]\n{}\nheads = "
+                    "4\nwidth = 32\nhidden = 48\n{}",
+                    GetParam().lora, model, GetParam().recipe),
+        "recipe.toml");
+    const ProveCase what = prove_case(recipe);
+    SCOPED_TRACE(what.to_string());
+    const Proof proof = prove(what);
+    EXPECT_TRUE(proof.holds()) << proof.to_string();
+  }
+}
+
+TEST(AdapterRules, EachExpertHasItsOwn) {
+  ModelConfig config = shrunken({.arch = Architecture::llama(), .moe = {.experts = 4}});
+  config.hidden = 12;
+  config.lora = {.rank = 3, .targets = {"experts.*"}};
+  const auto model = make_model(config);
+  std::map<std::string, std::vector<int64_t>> trained;
+  int64_t all = 0;
+  for (const Parameter* parameter : model->parameters()) {
+    all += parameter->num_elements();
+    if (parameter->requires_grad()) trained[parameter->name()] = parameter->global_shape();
+  }
+  EXPECT_EQ(all, config.num_parameters());
+  EXPECT_EQ(adapter_parameters(config), 2 * 4 * 3 * 3 * (16 + 12));
+  EXPECT_EQ(adapter_parameters_of_token(config), adapter_parameters(config) / 2);
+  EXPECT_EQ(trained.size(), 12);
+  EXPECT_EQ(trained.at("blocks.1.mlp.experts.lora.up.a"), (std::vector<int64_t>{4 * 3, 16}));
+  EXPECT_EQ(trained.at("blocks.1.mlp.experts.lora.down.b"), (std::vector<int64_t>{4 * 16, 3}));
+}
+
+TEST(AdapterRules, ThoseOfExpertsAreNoUnits) {
+  const ProveCase what = prove_case(parse_recipe(
+      "[lora]\nrank = 4\ntargets = [\"experts.*\"]\n[moe]\nexperts = 4\n[mesh]\ndp = 2\n[data_parallel]\ntechnique = "
+      "\"zero3\"\nshare = \"off\"\nunits = [\"*.experts.lora.up\"]",
+      "recipe.toml"));
+  EXPECT_NE(error_of<UsageError>([&] { prove(what); }).find("*.mlp.experts"), std::string::npos);
+}
+
 TEST(AdapterRules, TrainNothingElse) {
   const ModelConfig config = shrunken({.lora = {.rank = 4, .targets = {"query", "blocks.1.mlp.*"}}});
   const auto model = make_model(config);
@@ -164,6 +235,13 @@ TEST(AdapterRules, InvalidOnesAreRefused) {
     });
   };
   EXPECT_NE(refusal("rank = 4\ntargets = [\"qeury\"]").find("the nearest is 'query'"), std::string::npos);
+  const std::string experts = "[moe]\nexperts = 4";
+  EXPECT_NE(refusal("rank = 4\ntargets = [\"experts.dwon\"]\n" + experts).find("mlp.experts.down"), std::string::npos);
+  EXPECT_NE(refusal("rank = 4\ntargets = [\"*\"]\ndropout = 0.1\n" + experts).find("lora.dropout = 0"),
+            std::string::npos);
+  EXPECT_NE(refusal("rank = 4\ntargets = [\"up\"]\ndora = true\n" + experts).find("lora.dora = false"),
+            std::string::npos);
+  EXPECT_NO_THROW(parse_recipe("[lora]\nrank = 4\ntargets = [\"attention.*\"]\ndropout = 0.1\n" + experts, "my.toml"));
   EXPECT_NE(refusal("rank = 4\ntargets = []").find("chooses no layer"), std::string::npos);
   EXPECT_NE(refusal("rank = 4\nalpha = 0").find("lora.alpha"), std::string::npos);
   EXPECT_NE(refusal("rank = -1").find("lora.rank"), std::string::npos);

@@ -7,6 +7,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/models/block.h"
+#include "caravan/nn/experts/experts.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/lora.h"
 
@@ -55,7 +56,11 @@ Model::Model(const ModelConfig& config)
     parameter->set_requires_grad(is_saved_with_adapters(config_, parameter->name()));
   }
   for (const LinearShape& layer : adapted_layers(config_)) {
-    dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora);
+    if (layer.experts > 0) {
+      dynamic_cast<Experts&>(find(layer.parent())).add_adapter(layer.own_name(), config_.lora);
+    } else {
+      dynamic_cast<Linear&>(find(layer.name)).add_adapter(config_.lora);
+    }
   }
 }
 

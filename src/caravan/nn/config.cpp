@@ -351,7 +351,7 @@ double ModelConfig::flops_per_token(int64_t length) const noexcept {
   if (!lora.is_used()) return 3 * forward;
   const double of_head = lora.saves("head") ? forward_flops_of_head(length) : 0;
   return 2 * forward + of_head / static_cast<double>(source_context + length) +
-         3 * 2 * static_cast<double>(adapter_parameters(*this));
+         3 * 2 * static_cast<double>(adapter_parameters_of_token(*this));
 }
 
 ModelConfig resolved(ModelConfig config) {

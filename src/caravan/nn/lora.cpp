@@ -24,10 +24,11 @@ bool is_target(const std::string& target, const std::string& layer) {
   return matches_pattern(target, layer) || matches_pattern("*." + target, layer);
 }
 
-void add_mlp(std::vector<LinearShape>& layers, const ModelConfig& config, const std::string& name, int64_t hidden) {
-  if (config.arch.is_gated) layers.push_back({name + ".gate", config.width, hidden});
-  layers.push_back({name + ".up", config.width, hidden});
-  layers.push_back({name + ".down", hidden, config.width});
+void add_mlp(std::vector<LinearShape>& layers, const ModelConfig& config, const std::string& name, int64_t hidden,
+             int64_t experts = 0) {
+  if (config.arch.is_gated) layers.push_back({name + ".gate", config.width, hidden, experts});
+  layers.push_back({name + ".up", config.width, hidden, experts});
+  layers.push_back({name + ".down", hidden, config.width, experts});
 }
 
 /// The linear layers of one block.
@@ -44,6 +45,7 @@ std::vector<LinearShape> layers_of_block(const ModelConfig& config, int64_t bloc
   }
   const MoeConfig& moe = config.moe;
   if (!config.has_experts(block)) add_mlp(layers, config, "mlp", config.dense_width());
+  if (config.has_experts(block)) add_mlp(layers, config, "mlp.experts", config.hidden_width(), moe.experts);
   if (config.has_experts(block) && moe.has_shared()) add_mlp(layers, config, "mlp.shared", moe.shared_hidden);
   return layers;
 }
@@ -54,7 +56,8 @@ std::vector<LinearShape> linear_layers(const ModelConfig& config) {
   std::vector<LinearShape> layers;
   for (int64_t block = 0; block < config.layers; ++block) {
     for (LinearShape& layer : layers_of_block(config, block)) {
-      layers.push_back({fmt::format("blocks.{}.{}", block, layer.name), layer.in, layer.out});
+      layer.name = fmt::format("blocks.{}.{}", block, layer.name);
+      layers.push_back(std::move(layer));
     }
   }
   return layers;
@@ -74,12 +77,26 @@ bool has_adapter(const ModelConfig& config, std::string_view name) {
   return std::ranges::any_of(adapted_layers(config), [&](const auto& layer) { return layer.name.ends_with(ending); });
 }
 
-int64_t adapter_parameters(const ModelConfig& config) {
+namespace {
+
+/// `most`: matrices of a table that count.
+int64_t adapter_parameters(const ModelConfig& config, int64_t most) {
   int64_t elements = 0;
   for (const LinearShape& layer : adapted_layers(config)) {
-    elements += config.lora.rank * (layer.in + layer.out) + (config.lora.dora ? layer.out : 0);
+    const int64_t of_matrix = config.lora.rank * (layer.in + layer.out) + (config.lora.dora ? layer.out : 0);
+    elements += std::min(layer.matrices(), most) * of_matrix;
   }
   return elements;
+}
+
+}  // namespace
+
+int64_t adapter_parameters(const ModelConfig& config) {
+  return adapter_parameters(config, std::max<int64_t>(config.moe.experts, 1));
+}
+
+int64_t adapter_parameters_of_token(const ModelConfig& config) {
+  return adapter_parameters(config, config.moe.is_used() ? config.moe.top_k : 1);
 }
 
 bool is_of_adapter(std::string_view parameter) { return parameter.find(kAdapter) != std::string_view::npos; }
@@ -129,6 +146,19 @@ void check_saved(const ModelConfig& config) {
   }
 }
 
+/// A token's place among those of its expert depends on the layout, and so would the masks of dropout.
+void check_experts_of_lora(const ModelConfig& config) {
+  const std::vector<LinearShape> adapted = adapted_layers(config);
+  const auto table = std::ranges::find_if(adapted, [](const LinearShape& layer) { return layer.experts > 0; });
+  if (table == adapted.end()) return;
+  const auto refuse_for_experts = [&](const char* key, const char* what, const char* value) {
+    refuse_lora(key, fmt::format("lora.targets chooses {}, and adapters of experts have no {}", table->name, what),
+                fmt::format("use lora.{} = {}, or targets without experts, such as [\"attention.*\"]", key, value));
+  };
+  if (config.lora.dropout > 0) refuse_for_experts("dropout", "dropout", "0");
+  if (config.lora.dora) refuse_for_experts("dora", "magnitudes", "false");
+}
+
 }  // namespace
 
 void check_lora(const ModelConfig& config) {
@@ -157,6 +187,7 @@ void check_lora(const ModelConfig& config) {
     refuse_lora("targets", fmt::format("'{}' matches no linear layer", target),
                 fmt::format("the nearest is '{}'; a block has {}", nearest_pattern(target, names), join(names)));
   }
+  check_experts_of_lora(config);
 }
 
 }  // namespace caravan

@@ -87,8 +87,8 @@ void StateShape::count(const ModelConfig& whole, const ModelPart& part) {
     frozen = parameters - static_cast<double>(adapter_parameters(model));
     matrices.clear();
     for (const LinearShape& layer : adapted_layers(model)) {
-      matrices.push_back(of(model.lora.rank, layer.in, 1));
-      matrices.push_back(of(layer.out, model.lora.rank, 1));
+      matrices.push_back(of(layer.matrices() * model.lora.rank, layer.in, 1));
+      matrices.push_back(of(layer.matrices() * layer.out, model.lora.rank, 1));
     }
     return;
   }

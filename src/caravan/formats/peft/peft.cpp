@@ -1,7 +1,9 @@
 #include "caravan/formats/peft/peft.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
+#include <string_view>
 
 #include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
@@ -23,8 +25,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string a_of(const std::string& layer) { return layer + ".lora.a.weight"; }
-std::string b_of(const std::string& layer) { return layer + ".lora.b.weight"; }
+/// "blocks.0.query.lora.a.weight"; of a table of experts "blocks.0.mlp.experts.lora.up.a".
+std::string factor_of(const std::string& layer, const char* factor) {
+  const size_t dot = layer.rfind('.');
+  if (dot == std::string::npos || !layer.substr(0, dot).ends_with(".experts")) {
+    return fmt::format("{}.lora.{}.weight", layer, factor);
+  }
+  return fmt::format("{}.lora.{}.{}", layer.substr(0, dot), layer.substr(dot + 1), factor);
+}
+std::string a_of(const std::string& layer) { return factor_of(layer, "a"); }
+std::string b_of(const std::string& layer) { return factor_of(layer, "b"); }
 
 std::string magnitude_of(const std::string& layer) { return layer + ".lora.magnitude"; }
 
@@ -36,11 +46,11 @@ void check_finite(const SafetensorsFile& file, const std::string& name, const at
                    "use an earlier state of the adapters"});
 }
 
-/// [rows, columns] with zeros after what `tensor` has.
+/// Each matrix of `tensor` as [rows, columns] with zeros after what it has; one below the other.
 at::Tensor filled_up(const at::Tensor& tensor, int64_t rows, int64_t columns) {
-  at::Tensor whole = at::zeros({rows, columns}, tensor.options());
-  whole.narrow(0, 0, tensor.size(0)).narrow(1, 0, tensor.size(1)).copy_(tensor);
-  return whole;
+  const at::Tensor whole = at::zeros({tensor.size(0), rows, columns}, tensor.options());
+  whole.narrow(1, 0, tensor.size(1)).narrow(2, 0, tensor.size(2)).copy_(tensor);
+  return whole.flatten(0, 1);
 }
 
 at::Tensor norms_of_rows(const at::Tensor& matrix) { return matrix.square().sum(-1).sqrt(); }
@@ -70,8 +80,10 @@ at::Tensor fused_magnitudes(const PeftLayer& layer, const std::map<std::string, 
 /// W + scale B A, with rows of these magnitudes if there are any.
 at::Tensor merged(const at::Tensor& weight, const LoraConfig& lora, const at::Tensor& a, const at::Tensor& b,
                   const std::optional<at::Tensor>& magnitudes) {
-  constexpr double kLeastNorm = 1e-30;  // of a row of zeros
-  const at::Tensor adapted = weight + lora.scale() * b.matmul(a);
+  constexpr double kLeastNorm = 1e-30;             // of a row of zeros
+  const int64_t matrices = a.size(0) / lora.rank;  // of a table one for each expert
+  const at::Tensor added = b.view({matrices, -1, lora.rank}).matmul(a.view({matrices, lora.rank, -1}));
+  const at::Tensor adapted = weight + lora.scale() * added.view(weight.sizes());
   if (!magnitudes) return adapted;
   return adapted * (*magnitudes / norms_of_rows(adapted).clamp_min(kLeastNorm)).unsqueeze(1);
 }
@@ -109,15 +121,18 @@ NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours, Tensor
       rows += out.at(part);
     }
     if (a.empty()) continue;
-    const at::Tensor whole = at::zeros({rows, static_cast<int64_t>(a.size()) * config.lora.rank}, a.front().options());
+    const int64_t experts = std::max<int64_t>(layer.experts, 1), rank = config.lora.rank;
+    const at::Tensor whole = at::zeros({experts, rows, static_cast<int64_t>(a.size()) * rank}, a.front().options());
     for (size_t i = 0; i < b.size(); ++i) {
-      const int64_t column = static_cast<int64_t>(i) * config.lora.rank;
-      whole.narrow(0, b[i].first, b[i].second.size(0)).narrow(1, column, config.lora.rank).copy_(b[i].second);
+      const at::Tensor part = b[i].second.view({experts, -1, rank});
+      whole.narrow(1, b[i].first, part.size(1)).narrow(2, static_cast<int64_t>(i) * rank, rank).copy_(part);
+      a[i] = a[i].view({experts, rank, -1});
     }
-    theirs.emplace_back(peft_tensor(layer.theirs, 'A'), at::cat(a));
-    theirs.emplace_back(peft_tensor(layer.theirs, 'B'), whole);
+    theirs.emplace_back(peft_tensor(layer.module, 'A'), at::cat(a, 1).flatten(0, 1));
+    // Of experts a column for each, and so for each rank.
+    theirs.emplace_back(peft_tensor(layer.module, 'B'), whole.permute({1, 2, 0}).flatten(1).contiguous());
     if (!config.lora.dora) continue;
-    theirs.emplace_back(peft_magnitudes(layer.theirs), fused_magnitudes(layer, found, out, kind));
+    theirs.emplace_back(peft_magnitudes(layer.module), fused_magnitudes(layer, found, out, kind));
   }
   for (const PeftWhole& whole : peft_wholes(config)) {
     if (found.contains(whole.ours)) theirs.emplace_back(whole.theirs, found.at(whole.ours));
@@ -135,34 +150,39 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
   for (const LinearShape& layer : linear_layers(config)) shapes[layer.name] = layer;
   for (const PeftLayer& layer : peft_layers(config)) {
     if (!scales.contains(layer.theirs)) continue;
-    const at::Tensor a = read_tensor(file, peft_tensor(layer.theirs, 'A')).to(at::kFloat);
-    const at::Tensor b = read_tensor(file, peft_tensor(layer.theirs, 'B')).to(at::kFloat) * scales[layer.theirs];
-    check_finite(file, peft_tensor(layer.theirs, 'A'), a);
-    check_finite(file, peft_tensor(layer.theirs, 'B'), b);
+    const at::Tensor a = read_tensor(file, peft_tensor(layer.module, 'A')).to(at::kFloat);
+    const at::Tensor b = read_tensor(file, peft_tensor(layer.module, 'B')).to(at::kFloat) * scales[layer.theirs];
+    check_finite(file, peft_tensor(layer.module, 'A'), a);
+    check_finite(file, peft_tensor(layer.module, 'B'), b);
+    const int64_t experts = std::max<int64_t>(layer.experts, 1);
     int64_t rows = 0;
     for (const std::string& part : layer.ours) rows += shapes[part].out;
     const int64_t in = shapes[layer.ours.front()].in;
-    if (a.size(1) != in || b.size(0) != rows || a.size(0) != b.size(1) || a.size(0) > config.lora.rank) {
+    if (a.size(1) != in || b.size(0) != rows || a.size(0) != b.size(1) || a.size(0) > experts * config.lora.rank ||
+        a.size(0) % experts != 0) {
       throw DataError({"adapter", file.path().string(),
-                       fmt::format("{} is [{}] and B [{}], for a layer [{}, {}]", peft_tensor(layer.theirs, 'A'),
+                       fmt::format("{} is [{}] and B [{}], for a layer [{}, {}]", peft_tensor(layer.module, 'A'),
                                    join(a.sizes()), join(b.sizes()), rows, in),
                        "", "use adapters of this model"});
     }
     at::Tensor magnitudes;
     if (config.lora.dora) {
-      magnitudes = read_tensor(file, peft_magnitudes(layer.theirs)).to(at::kFloat);
-      check_finite(file, peft_magnitudes(layer.theirs), magnitudes);
+      magnitudes = read_tensor(file, peft_magnitudes(layer.module)).to(at::kFloat);
+      check_finite(file, peft_magnitudes(layer.module), magnitudes);
       if (magnitudes.numel() != rows) {
         throw DataError({"adapter", file.path().string(),
-                         fmt::format("{} has {} elements, for a layer of {} rows", peft_magnitudes(layer.theirs),
+                         fmt::format("{} has {} elements, for a layer of {} rows", peft_magnitudes(layer.module),
                                      magnitudes.numel(), rows),
                          "", "use adapters of this model"});
       }
     }
     int64_t row = 0;
+    const int64_t rank = a.size(0) / experts;
+    const at::Tensor own_b = b.view({rows, rank, experts}).permute({2, 0, 1});
     for (const std::string& part : layer.ours) {
-      ours[a_of(part)] = filled_up(a, config.lora.rank, in);
-      ours[b_of(part)] = filled_up(b.narrow(0, row, shapes[part].out), shapes[part].out, config.lora.rank);
+      const int64_t out = shapes[part].out;
+      ours[a_of(part)] = filled_up(a.view({experts, rank, in}), config.lora.rank, in);
+      ours[b_of(part)] = filled_up(own_b.narrow(1, row, out), out, config.lora.rank);
       if (magnitudes.defined()) ours[magnitude_of(part)] = magnitudes.narrow(0, row, shapes[part].out);
       row += shapes[part].out;
     }
@@ -210,8 +230,10 @@ NamedTensors with_adapters_merged(const ModelConfig& config, const NamedTensors&
   NamedTensors base = without_adapters(parameters);
   const auto found = by_name(parameters);
   for (auto& [name, tensor] : base) {
-    const std::string layer = name.substr(0, name.rfind('.'));
-    if (!name.ends_with(".weight") || !found.contains(a_of(layer))) continue;
+    constexpr std::string_view kWeight = ".weight";
+    const bool is_module = name.ends_with(kWeight);  // else perhaps a table of experts
+    const std::string layer = is_module ? name.substr(0, name.size() - kWeight.size()) : name;
+    if (!found.contains(a_of(layer))) continue;
     const auto magnitudes = found.find(magnitude_of(layer));
     tensor = merged(tensor, config.lora, found.at(a_of(layer)), found.at(b_of(layer)),
                     magnitudes == found.end() ? std::nullopt : std::optional(magnitudes->second));

@@ -27,6 +27,7 @@ using PeftJson = nlohmann::ordered_json;  // PEFT takes the first of several pat
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kVectorEnding = ".lora_magnitude_vector";
+constexpr std::string_view kAnyParent = ".*\\.";
 constexpr char kVector = 'm';  ///< beside the factors A and B
 
 [[noreturn]] void refuse_adapter(const fs::path& file, const std::string& fact, const std::string& action) {
@@ -70,7 +71,7 @@ constexpr std::array kRead{"peft_type",         "r",
                            "rank_pattern",      "alpha_pattern",
                            "init_lora_weights", "modules_to_save",
                            "use_dora",          "ensure_weight_tying",
-                           "lora_dropout"};
+                           "lora_dropout",      "target_parameters"};
 
 bool is_set(const PeftJson& value) {
   if (value.is_null()) return false;
@@ -142,7 +143,9 @@ double by_pattern(const PeftJson& root, const char* key, const std::string& laye
   const auto patterns = root.find(key);
   if (patterns == root.end() || patterns->is_null()) return absent;
   if (!patterns->is_object()) refuse_adapter(file, fmt::format("{} is not an object", key), "restore the file");
-  for (const auto& [pattern, value] : patterns->items()) {
+  for (const auto& [written, value] : patterns->items()) {
+    // PEFT writes so what it says of all experts.
+    const std::string pattern = written.starts_with(kAnyParent) ? written.substr(kAnyParent.size()) : written;
     if (pattern.find_first_of("*+?[]()|^$\\{}") != std::string::npos) {
       refuse_adapter(file, fmt::format("{} has the regular expression '{}'", key, pattern), "name the layers");
     }
@@ -184,19 +187,75 @@ PeftJson task_type(const ModelConfig& config) {
 
 }  // namespace
 
+namespace {
+
+/// The parameters of experts that have adapters, in the order in which PEFT wraps them: the last one of a layer is the
+/// outermost, whose tensors are named after the module itself.
+std::vector<PeftLayer> peft_expert_layers(const ModelConfig& config) {
+  const std::vector<LinearShape> adapted = adapted_layers(config);
+  const auto has_adapter = [&](const std::string& name) {
+    return std::ranges::find(adapted, name, &LinearShape::name) != adapted.end();
+  };
+  const WeightTable& table = architecture_of(config).weights;
+  std::vector<PeftLayer> layers;
+  for (int64_t block = 0; block < config.layers; ++block) {
+    if (!config.has_experts(block)) continue;
+    const std::string ours = fmt::format("blocks.{}.mlp.experts.", block);
+    const std::string module = fmt::format("{}{}.{}.mlp.experts", table.prefix, table.layers, block);
+    const size_t first = layers.size();
+    const int64_t experts = config.moe.experts;
+    for (PeftLayer layer : {PeftLayer{module + ".gate_up_proj", {ours + "gate", ours + "up"}, module, experts},
+                            PeftLayer{module + ".down_proj", {ours + "down"}, module, experts}}) {
+      if (std::ranges::none_of(layer.ours, has_adapter)) continue;
+      for (size_t i = first; i < layers.size(); ++i) layers[i].module += ".base_layer";
+      layers.push_back(std::move(layer));
+    }
+  }
+  return layers;
+}
+
+/// `model` with adapters of the experts' parameters that target_parameters names, by the ends of their names.
+ModelConfig with_targets(ModelConfig model, const PeftJson& root, const fs::path& file) {
+  const PeftJson named = root.value("target_parameters", PeftJson());
+  model.lora = {};
+  if (!is_set(named)) return model;
+  model.lora = {.rank = 1, .targets = {"experts.*"}};
+  std::set<std::string> targets;
+  for (const PeftJson& target : named) {
+    const std::string name = target.is_string() ? target.get<std::string>() : "";
+    bool is_found = false;
+    for (const PeftLayer& layer : peft_expert_layers(model)) {
+      if (layer.theirs != name && !layer.theirs.ends_with("." + name)) continue;
+      targets.insert(layer.ours.begin(), layer.ours.end());
+      is_found = true;
+    }
+    if (is_found) continue;
+    refuse_adapter(file,
+                   fmt::format("sets target_parameters to {}, of which {} are no experts of the model", named.dump(),
+                               target.dump(-1, ' ', false, PeftJson::error_handler_t::replace)),
+                   "name gate_up_proj or down_proj of a model with experts");
+  }
+  model.lora.targets.assign(targets.begin(), targets.end());
+  return model;
+}
+
+}  // namespace
+
 std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
   TensorShapes shapes;
   for (const LinearShape& layer : linear_layers(config)) {
-    shapes[layer.name + std::string(kWeight)] = {layer.out, layer.in};
+    if (layer.experts == 0) shapes[layer.name + std::string(kWeight)] = {layer.out, layer.in};
   }
   const auto without_weight = [](const std::string& name) { return name.substr(0, name.size() - kWeight.size()); };
   std::vector<PeftLayer> layers;
   for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
-    PeftLayer layer{without_weight(row.theirs.front()), {}};
+    PeftLayer layer{.theirs = without_weight(row.theirs.front()), .ours = {}, .module = {}};
+    layer.module = layer.theirs;
     if (row.form == WeightColumn::Form::by_head) continue;  // of which adapters are no rows and columns
     for (const std::string& ours : row.ours) layer.ours.push_back(without_weight(ours));
     layers.push_back(std::move(layer));
   }
+  for (PeftLayer& layer : peft_expert_layers(config)) layers.push_back(std::move(layer));
   return layers;
 }
 
@@ -268,11 +327,11 @@ int64_t peft_classes(const fs::path& folder, ModelConfig base) {
   return 0;
 }
 
-std::string peft_tensor(const std::string& theirs, char factor) {
-  return fmt::format("{}{}.lora_{}{}", kPrefix, theirs, factor, kWeight);
+std::string peft_tensor(const std::string& module, char factor) {
+  return fmt::format("{}{}.lora_{}{}", kPrefix, module, factor, kWeight);
 }
 
-std::string peft_magnitudes(const std::string& theirs) { return fmt::format("{}{}{}", kPrefix, theirs, kVectorEnding); }
+std::string peft_magnitudes(const std::string& module) { return fmt::format("{}{}{}", kPrefix, module, kVectorEnding); }
 
 namespace {
 
@@ -322,8 +381,8 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   const double r = number(root, "r", file);
   const double alpha = number(root, "lora_alpha", file);
 
-  std::map<std::string, std::vector<std::string>> known;
-  for (const PeftLayer& layer : peft_layers(model)) known[layer.theirs] = layer.ours;
+  std::map<std::string, PeftLayer> known;  // by module
+  for (PeftLayer& layer : peft_layers(with_targets(model, root, file))) known.emplace(layer.module, std::move(layer));
   const SafetensorsFile weights(folder / kPeftWeights);
   PeftConfig config{
       .lora = {.rank = 0, .targets = {}, .dropout = dropout_of(root, file), .rslora = has_root, .dora = has_magnitudes},
@@ -341,10 +400,11 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
       refuse_adapter(weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
                      "use adapters of this model's linear layers alone, or with its embedding or head");
     }
-    const auto& [theirs, factor] = *parsed;
-    check_tensor(weights, name, theirs, factor, has_magnitudes);
+    const auto& [module, factor] = *parsed;
+    const auto& [theirs, parts, same, experts] = known.at(module);
+    check_tensor(weights, name, module, factor, has_magnitudes);
     if (factor != 'A') continue;
-    const int64_t rank = entry.shape.front();
+    const int64_t rank = entry.shape.front() / std::max<int64_t>(experts, 1);
     const double wanted = by_pattern(root, "rank_pattern", theirs, r, file);
     if (static_cast<double>(rank) != wanted) {
       refuse_adapter(weights.path(), fmt::format("{} has rank {}, but {} says {}", name, rank, kPeftConfig, wanted),
@@ -353,7 +413,7 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
     config.lora.rank = std::max(config.lora.rank, rank);
     config.layers.push_back(
         {theirs, scale(by_pattern(root, "alpha_pattern", theirs, alpha, file), static_cast<double>(rank))});
-    ours.insert(known[theirs].begin(), known[theirs].end());
+    ours.insert(parts.begin(), parts.end());
   }
   for (const PeftWhole& whole : wholes) {  // a module that is saved is saved whole
     if (!whole.saved.empty()) continue;
@@ -390,12 +450,12 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
   std::set<std::string> adapted;
   for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
   const std::vector<PeftLayer> layers = peft_layers(config);
-  std::vector<std::string> targets;
+  std::vector<std::string> targets, parameters;
   nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), alphas = ranks;
   for (const PeftLayer& layer : layers) {
     const auto parts = std::ranges::count_if(layer.ours, [&](const auto& name) { return adapted.contains(name); });
     if (parts == 0) continue;
-    targets.push_back(layer.theirs);
+    (layer.experts > 0 ? parameters : targets).push_back(layer.theirs);
     if (parts == 1) continue;  // otherwise one adapter with the ranks of all
     ranks[layer.theirs] = parts * lora.rank;
     const auto times = static_cast<double>(parts);
@@ -403,8 +463,8 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
   }
   std::set<std::string> endings;
   for (const std::string& target : targets) endings.insert(last_name(target));
-  const auto num_such =
-      std::ranges::count_if(layers, [&](const PeftLayer& layer) { return endings.contains(last_name(layer.theirs)); });
+  const auto num_such = std::ranges::count_if(
+      layers, [&](const PeftLayer& layer) { return layer.experts == 0 && endings.contains(last_name(layer.theirs)); });
   // By their last names, as people write them, if these mean the same layers.
   const auto is_ambiguous = [&](const PeftWhole& whole) {  // a pooler is no target
     return endings.contains(last_name(whole.theirs.substr(0, whole.theirs.rfind('.'))));
@@ -426,6 +486,7 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"use_dora", lora.dora},
                                     {"lora_dropout", lora.dropout},
                                     {"target_modules", targets},
+                                    {"target_parameters", parameters.empty() ? PeftJson() : PeftJson(parameters)},
                                     {"rank_pattern", ranks},
                                     {"alpha_pattern", alphas},
                                     {"fan_in_fan_out", is_transposed},

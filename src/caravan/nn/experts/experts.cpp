@@ -1,5 +1,6 @@
 #include "caravan/nn/experts/experts.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/module/path.h"
+#include "caravan/nn/experts/expert_adapter.h"
 #include "caravan/nn/experts/expert_rows.h"
 #include "caravan/nn/linear.h"
 #include "caravan/nn/ops.h"
@@ -45,20 +47,24 @@ class Experts::TileOfExperts final : public TileSlot {
     }
   }
   int64_t num_experts() const noexcept { return num_experts_; }
-  at::Tensor run_rows(const at::Tensor& rows, std::vector<int64_t> counts, const ForwardContext& context) {
+  at::Tensor run_rows(const at::Tensor& rows, std::vector<int64_t> counts, std::vector<int64_t> here,
+                      const ForwardContext& context) {
     counts_ = std::move(counts);
+    here_ = std::move(here);
     return run({rows}, context).front();
   }
 
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) override {
-    return {tables_.compute(inputs.front(), std::exchange(counts_, {}), context, name())};
+    const std::vector<int64_t> counts = std::exchange(counts_, {});
+    return {tables_.compute(inputs.front(), counts, std::exchange(here_, {}), context, name())};
   }
 
  private:
   int64_t num_experts_;
   Tables tables_;
   std::vector<int64_t> counts_;  ///< of the run that begins
+  std::vector<int64_t> here_;
 };
 
 std::vector<Parameter**> Experts::Tables::all() {
@@ -99,6 +105,17 @@ std::vector<std::string> expert_tables(const Architecture& arch) {
   return names;
 }
 
+void Experts::add_adapter(std::string_view table, const LoraConfig& lora) {
+  if (adapters_ == nullptr) adapters_ = &register_module<ExpertAdapters>("lora");
+  const std::string name(table);
+  if (table == "down") {
+    tables_.down_adapter = &adapters_->add(name, num_experts_, hidden_, width_, lora);
+  } else {
+    (table == "gate" ? tables_.gate_adapter : tables_.up_adapter) =
+        &adapters_->add(name, num_experts_, width_, hidden_, lora);
+  }
+}
+
 std::function<void()> Experts::take_part(int64_t index, int64_t parts) {
   if (count_ % parts != 0) {
     throw ShapeError({"experts", name(), fmt::format("{} experts do not divide among {} ranks", count_, parts), "",
@@ -132,32 +149,47 @@ void Experts::record(const ForwardContext& context, const at::Tensor& result, co
   static const OpType kGatedBiased{"bsh,bsk,eh,e,eh,e,ef,e->bsh", "hkf"};
   static const OpType kPlain{"bsh,bsk,eh,ef->bsh", "hkf"};
   static const OpType kPlainBiased{"bsh,bsk,eh,e,ef,e->bsh", "hkf"};
-  const auto& [activation, gate, gate_bias, up, up_bias, down, down_bias] = tables_;
-  if (gate != nullptr && up_bias != nullptr) {
-    return record_layout(context, kGatedBiased, result, {x, gates, *gate, *gate_bias, *up, *up_bias, *down, *down_bias},
-                         name());
+  if (context.layouts == nullptr) return;
+  std::vector<at::Tensor> sums;  // of tables and their adapters
+  sums.reserve(3);
+  const auto adapted = [&](const Parameter* table, const ExpertAdapter* adapter) -> LayoutTable::Operand {
+    if (adapter == nullptr || context.leaves_out_adapters) return *table;
+    return sums.emplace_back(adapter->recorded(*table, context));
+  };
+  const LayoutTable::Operand up = adapted(tables_.up, tables_.up_adapter);
+  const LayoutTable::Operand down = adapted(tables_.down, tables_.down_adapter);
+  const Parameter* gate_bias = tables_.gate_bias;
+  const Parameter* up_bias = tables_.up_bias;
+  const Parameter* down_bias = tables_.down_bias;
+  if (tables_.gate == nullptr) {
+    if (up_bias == nullptr) return record_layout(context, kPlain, result, {x, gates, up, down}, name());
+    return record_layout(context, kPlainBiased, result, {x, gates, up, *up_bias, down, *down_bias}, name());
   }
-  if (gate != nullptr) return record_layout(context, kGated, result, {x, gates, *gate, *up, *down}, name());
-  if (up_bias != nullptr) {
-    return record_layout(context, kPlainBiased, result, {x, gates, *up, *up_bias, *down, *down_bias}, name());
-  }
-  record_layout(context, kPlain, result, {x, gates, *up, *down}, name());
+  const LayoutTable::Operand gate = adapted(tables_.gate, tables_.gate_adapter);
+  if (up_bias == nullptr) return record_layout(context, kGated, result, {x, gates, gate, up, down}, name());
+  record_layout(context, kGatedBiased, result, {x, gates, gate, *gate_bias, up, *up_bias, down, *down_bias}, name());
 }
 
 at::Tensor Experts::through_mlps(const at::Tensor& rows, const std::vector<int64_t>& counts,
                                  const ForwardContext& context) {
   ForwardContext inside = context;
   inside.layouts = nullptr;  // rows of experts have no layout
-  return tiles_.empty() ? tables_.compute(rows, counts, inside, name()) : through_tiles(rows, counts, inside);
+  return tiles_.empty() ? tables_.compute(rows, counts, counts, inside, name()) : through_tiles(rows, counts, inside);
 }
 
 at::Tensor Experts::Tables::compute(const at::Tensor& rows, const std::vector<int64_t>& counts,
-                                    const ForwardContext& context, const std::string& name) const {
-  const at::Tensor h = expert_linear(rows, counts, *up, up_bias);
+                                    const std::vector<int64_t>& here, const ForwardContext& context,
+                                    const std::string& name) const {
+  const auto linear = [&](const at::Tensor& x, Parameter& weight, Parameter* bias, ExpertAdapter* adapter) {
+    at::Tensor y = expert_linear(x, counts, weight, bias);
+    if (adapter == nullptr || context.leaves_out_adapters) return y;
+    return adapter->added_to(y, x, here);
+  };
+  const at::Tensor h = linear(rows, *up, up_bias, up_adapter);
   const at::Tensor hidden = gate == nullptr
                                 ? activated(activation, h, context, name)
-                                : gated(activation, expert_linear(rows, counts, *gate, gate_bias), h, context, name);
-  return expert_linear(hidden, counts, *down, down_bias);
+                                : gated(activation, linear(rows, *gate, gate_bias, gate_adapter), h, context, name);
+  return linear(hidden, *down, down_bias, down_adapter);
 }
 
 /// Rows are sorted by expert, so those of a tile are consecutive. Autograd runs what was called last first: the tiles
@@ -167,17 +199,21 @@ at::Tensor Experts::through_tiles(const at::Tensor& rows, const std::vector<int6
   at::Tensor x = rows;
   // Schedules expect a backward of every unit after the first that is trained.
   if (follows_trained_ && at::GradMode::is_enabled() && !x.requires_grad()) x = x.detach().requires_grad_();
-  std::vector<std::vector<int64_t>> counts_of;
+  std::vector<std::vector<int64_t>> counts_of, here_of;
   std::vector<int64_t> sizes;
   auto next = counts.begin();
   for (const TileOfExperts* tile : tiles_) {
     counts_of.emplace_back(next, next + tile->num_experts());
+    std::vector<int64_t>& here = here_of.emplace_back(counts.size(), 0);
+    std::copy(next, next + tile->num_experts(), here.begin() + (next - counts.begin()));
     next += tile->num_experts();
     sizes.push_back(std::accumulate(counts_of.back().begin(), counts_of.back().end(), int64_t{0}));
   }
   const std::vector<at::Tensor> parts = at::split_with_sizes(x, sizes);
   std::vector<at::Tensor> results;
-  for (size_t t = 0; t < tiles_.size(); ++t) results.push_back(tiles_[t]->run_rows(parts[t], counts_of[t], context));
+  for (size_t t = 0; t < tiles_.size(); ++t) {
+    results.push_back(tiles_[t]->run_rows(parts[t], std::move(counts_of[t]), std::move(here_of[t]), context));
+  }
   return taken("experts in tiles", at::cat(results));
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "caravan/module/module.h"
@@ -11,6 +12,9 @@
 #include "caravan/nn/tiles.h"
 
 namespace caravan {
+
+class ExpertAdapter;
+class ExpertAdapters;
 
 /// The MLPs of the experts, as tables that are split by whole experts over ranks: rows [e f, (e + 1) f) of `up` and
 /// `gate` [experts f, width], rows [e width, (e + 1) width) of `down` [experts width, f], f =
@@ -32,6 +36,10 @@ class Experts final : public Module, public Tileable {
   /// Keeps part `index` of `parts` equal parts of the experts held. Returns a function that undoes it.
   std::function<void()> take_part(int64_t index, int64_t parts);
 
+  /// Creates the adapter of one of the tables "gate", "up" and "down", below the child "lora", before the layer has
+  /// memory.
+  void add_adapter(std::string_view table, const LoraConfig& lora);
+
   std::vector<Weight> weights_to_cut() override;
   std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
 
@@ -49,10 +57,14 @@ class Experts final : public Module, public Tileable {
     Parameter* up_bias = nullptr;
     Parameter* down = nullptr;
     Parameter* down_bias = nullptr;
+    ExpertAdapter* gate_adapter = nullptr;
+    ExpertAdapter* up_adapter = nullptr;
+    ExpertAdapter* down_adapter = nullptr;
     /// Those that there are, in the order of their registration.
     std::vector<Parameter**> all();
-    at::Tensor compute(const at::Tensor& rows, const std::vector<int64_t>& counts, const ForwardContext& context,
-                       const std::string& name) const;
+    /// `here`: rows of each expert of this rank, also of those that are not in the tables.
+    at::Tensor compute(const at::Tensor& rows, const std::vector<int64_t>& counts, const std::vector<int64_t>& here,
+                       const ForwardContext& context, const std::string& name) const;
   };
   void record(const ForwardContext& context, const at::Tensor& result, const at::Tensor& x,
               const at::Tensor& gates) const;
@@ -65,6 +77,7 @@ class Experts final : public Module, public Tileable {
   int64_t hidden_;
   int64_t width_;
   Tables tables_{};
+  ExpertAdapters* adapters_ = nullptr;
   std::vector<TileOfExperts*> tiles_{};
   std::vector<std::unique_ptr<Parameter>> whole_{};  ///< names and shapes of tables that are cut
   bool follows_trained_ = false;

@@ -25,6 +25,7 @@ Plan expert_parallel(const ModelConfig& config, const Mesh& mesh, const std::str
   plan.rows.push_back({.pattern = "head.logits", .outputs = {Layout{{axis, Invariant{}}}}});
   plan.rows.push_back(expert_row(config, ranks, cut));
   plan.rows.back().around = exchange_tokens(ranks);
+  for (Plan::Row& row : expert_adapter_rows(config, cut)) plan.rows.push_back(std::move(row));
   return plan;
 }
 

@@ -65,6 +65,16 @@ Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layo
   return row;
 }
 
+std::vector<Plan::Row> expert_adapter_rows(const ModelConfig& config, const Layout& layout) {
+  std::vector<Plan::Row> rows;
+  for (const char* table : {"gate", "up", "down"}) {
+    if (!has_adapter(config, fmt::format("mlp.experts.{}", table))) continue;
+    rows.push_back(
+        {.pattern = fmt::format("*.mlp.experts.lora.{}", table), .parameters = {{"a", layout}, {"b", layout}}});
+  }
+  return rows;
+}
+
 std::vector<std::string> attentions(const ModelConfig& config) {
   std::vector<std::string> patterns{"*.attention"};
   if (config.has_encoder()) patterns.emplace_back("*.cross_attention");

@@ -25,6 +25,8 @@ WordParts word_parts(const ModelConfig& config, const MeshAxis& axis, const std:
 
 /// The row of the experts' tables; `layout` splits them between experts over `axis`, never inside one.
 Plan::Row expert_row(const ModelConfig& config, const MeshAxis& axis, const Layout& layout);
+/// The rows of their adapters, split likewise.
+std::vector<Plan::Row> expert_adapter_rows(const ModelConfig& config, const Layout& layout);
 
 /// The patterns of the attentions of blocks: "*.attention", and with an encoder "*.cross_attention".
 std::vector<std::string> attentions(const ModelConfig& config);

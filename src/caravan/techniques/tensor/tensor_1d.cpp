@@ -228,6 +228,7 @@ class Table {
            return [&router] { router.set_adds_losses(true); };
          }});
     add(expert_row(config_, axes_.whole, axes_.on(Shard{0})));
+    for (Plan::Row& row : expert_adapter_rows(config_, axes_.on(Shard{0}))) add(std::move(row));
   }
 
   /// Embedding, head and loss.
