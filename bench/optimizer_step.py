@@ -3,12 +3,17 @@
 
   optimizer_step.py [--program build/release/bin/optimizer_step] [--python PYTHON] [--millions 100] [--threads 1]
                     [--rounds 7]
+  optimizer_step.py --kinds [--width 512] [--layers 4] [--threads 1] [--rounds 7]
 
 PYTHON has torch, and deepspeed if that is to be compared. The programs step in turn, in one run; each is idle while
 another steps. Bytes of a step: gradients, values and two moments are read, all but the gradients written: 28 a
 parameter in fp32.
+
+With --kinds: AdamW, Adafactor and Muon of this library, on parameters shaped like those of a recipe's llama, by one
+rank, and by two that shard them. The processor's load before it is printed: other programs slow it down.
 """
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -51,6 +56,15 @@ class Program:
         return float(self.process.stdout.readline())
 
 
+def time_kinds(arguments):
+    print(f"{machine.describe()}, {arguments.threads} threads a rank, width {arguments.width}, {arguments.layers} "
+          f"layers, median of {arguments.rounds} rounds, load before it {os.getloadavg()[0]:.1f}")
+    for ranks in (1, 2):
+        print("1 rank" if ranks == 1 else f"{ranks} ranks, each with a shard (zero3)", flush=True)
+        words = [ranks, arguments.threads, arguments.width, arguments.layers, arguments.rounds]
+        subprocess.run([arguments.program, "--kinds", *map(str, words)], check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="build/release/bin/optimizer_step")
@@ -59,7 +73,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", nargs="*", default=["torch", "deepspeed"])
+    parser.add_argument("--kinds", action="store_true")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
     arguments = parser.parse_args()
+    if arguments.kinds:
+        time_kinds(arguments)
+        return
     count = arguments.millions * 1_000_000 // 1024 * 1024
     ours = Program([arguments.program, str(arguments.millions), str(arguments.threads)])
     peers = {kind: Program([arguments.python, "-c", PEER, kind, str(count), str(arguments.threads)])

@@ -1,6 +1,6 @@
-/// An optimizer of your own that needs whole matrices, Muon, and says so: whole_parameters() refuses techniques that
-/// shard them, under which it would silently be another optimizer.
-///   caravan run build/release/examples/example_07_muon ddp --ranks 2      # or zero1, fsdp: an error
+/// An optimizer of your own that needs whole matrices, Muon, and says so: under techniques that shard them it gets
+/// whole ones, each on one rank, and update_whole() moves them there and back. Losses are the same under all.
+///   caravan run build/release/examples/example_07_muon zero3 --ranks 2    # or ddp, zero1, zero2
 
 #include <cstdio>
 
@@ -42,10 +42,12 @@ void train(const std::string& technique) {
         model.step(session.rows(x), session.rows(y), [](const at::Tensor& out, const at::Tensor& is_in) {
           return at::binary_cross_entropy_with_logits(out, is_in);
         });
-    const at::NoGradGuard no_grad;
-    for (at::Tensor parameter : parameters) {
-      parameter.sub_(parameter.dim() == 2 ? 0.02 * orthogonal(parameter.grad()) : 0.1 * parameter.grad());
-    }
+    model.update_whole([&] {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor parameter : parameters) {
+        parameter.sub_(parameter.dim() == 2 ? 0.02 * orthogonal(parameter.grad()) : 0.1 * parameter.grad());
+      }
+    });
     if (session.is_main() && step % 50 == 0) std::printf("step %ld: loss %.6f\n", step, loss);
   }
 }

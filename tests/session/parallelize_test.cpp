@@ -281,18 +281,6 @@ TEST(Parallelize, EvaluatesThroughStages) {
             "");
 }
 
-TEST(Parallelize, AnOptimizerOfWholeMatricesIsRefusedShards) {
-  needs({"ddp", "zero1", "zero3"});
-  const auto error_of = [&](const Technique& technique) {
-    return on_mesh({{"dp", 2}}, [&](const Mesh& mesh) {
-      EXPECT_EQ(ParallelModel(make_net(), mesh, {technique}).whole_parameters().size(), 6U);
-    });
-  };
-  EXPECT_EQ(error_of(ddp()), "");
-  EXPECT_THAT(error_of(fsdp()), AllOf(HasSubstr("0.weight: is sharded over dp"), HasSubstr("use ddp()")));
-  EXPECT_THAT(error_of(zero()), HasSubstr("is sharded over dp"));
-}
-
 TEST(Parallelize, ClipsByTheNormOfAllRanks) {
   needs({"zero3"});
   const StepData batch = batch_of(true);

@@ -39,6 +39,13 @@ std::vector<RowRun> rows_held(const Parameter& parameter, int dim, int rank, con
   return held;
 }
 
+/// Whether some of `ranks` holds a part of a trained parameter, beside the stages of a pipeline.
+bool is_cut(const Parameter& parameter, const MatrixRanks& ranks) {
+  if (!parameter.requires_grad() || parameter.global_shape().empty()) return false;
+  return std::ranges::any_of(parameter.sharded_layout().entries(),
+                             [&](const auto& entry) { return entry.second.is_shard() && ranks.spans(entry.first); });
+}
+
 /// Those of `runs` from `first` to `end`, counted from `first`.
 std::vector<RowRun> rows_between(const std::vector<RowRun>& runs, int64_t first, int64_t end) {
   std::vector<RowRun> inside;
@@ -84,26 +91,28 @@ bool is_of_matrices(const Parameter& parameter) {
   return parameter.requires_grad() && parameter.global_shape().size() == 2 && parameter.spec().matrices > 0;
 }
 
-MatrixPlan::MatrixPlan(const FlatLayout& layout, const MatrixRanks& ranks) {
+MatrixPlan::MatrixPlan(const FlatLayout& layout, const MatrixRanks& ranks, WholeUnits units) {
   for (size_t slot = 0; slot < layout.slots().size(); ++slot) {
     const Parameter& parameter = *layout.slots()[slot].parameter;
-    if (is_of_matrices(parameter)) add(slot, parameter, ranks);
+    const bool is_one = units == WholeUnits::matrices ? is_of_matrices(parameter) : is_cut(parameter, ranks);
+    if (is_one) add(slot, parameter, ranks, units);
   }
-  assign(ranks, layout);
+  assign(ranks, layout, units);
   make_rounds(ranks);
 }
 
-void MatrixPlan::add(size_t slot, const Parameter& parameter, const MatrixRanks& ranks) {
+void MatrixPlan::add(size_t slot, const Parameter& parameter, const MatrixRanks& ranks, WholeUnits units) {
   if (parameter.tile_of() != nullptr) {
     throw UsageError({"optimizer", parameter.name(), "is a tile of a matrix that the optimizer needs whole",
                       ranks.mesh().where(), "use no tiles, or an optimizer that needs no whole matrices"});
   }
-  const int64_t count = parameter.spec().matrices, columns = parameter.global_shape()[1];
-  const int64_t rows = parameter.global_shape()[0] / count;
+  const bool has_columns = units == WholeUnits::matrices;
+  const int64_t count = has_columns ? parameter.spec().matrices : 1, rows = parameter.global_shape()[0] / count;
+  const int64_t columns = rows == 0 ? 0 : parameter.num_elements() / (count * rows);
   std::vector<std::vector<RowRun>> rows_of_rank, columns_of_rank;
   for (int rank = 0; rank < ranks.size(); ++rank) {
     rows_of_rank.push_back(rows_held(parameter, 0, rank, ranks));
-    columns_of_rank.push_back(rows_held(parameter, 1, rank, ranks));
+    columns_of_rank.push_back(has_columns ? rows_held(parameter, 1, rank, ranks) : std::vector{RowRun{0, columns}});
   }
   for (int64_t first = 0; first < count * rows; first += rows) {
     WholeMatrix matrix{.slot = slot, .rows = rows, .columns = columns};
@@ -125,18 +134,22 @@ void MatrixPlan::add(size_t slot, const Parameter& parameter, const MatrixRanks&
   }
 }
 
-void MatrixPlan::assign(const MatrixRanks& ranks, const FlatLayout& layout) {
+void MatrixPlan::assign(const MatrixRanks& ranks, const FlatLayout& layout, WholeUnits units) {
   std::vector<size_t> order(matrices_.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto flops = [this](size_t i) { return newton_schulz_flops(matrices_[i].rows, matrices_[i].columns); };
-  std::ranges::stable_sort(order, std::greater<>(), flops);
+  const auto work_of = [&](size_t i) {
+    const WholeMatrix& matrix = matrices_[i];
+    return units == WholeUnits::matrices ? newton_schulz_flops(matrix.rows, matrix.columns)
+                                         : static_cast<double>(matrix.count());
+  };
+  std::ranges::stable_sort(order, std::greater<>(), work_of);
   std::vector<double> work(static_cast<size_t>(ranks.size()), 0);
   std::vector<std::vector<int64_t>> filled(work.size());  // by owner and round: elements
   for (const size_t i : order) {
     WholeMatrix& matrix = matrices_[i];
     const auto of = [&](const MatrixPiece& piece) { return work[static_cast<size_t>(piece.rank)]; };
     matrix.owner = std::ranges::min_element(matrix.pieces, {}, of)->rank;
-    work[static_cast<size_t>(matrix.owner)] += flops(i);
+    work[static_cast<size_t>(matrix.owner)] += work_of(i);
     for (MatrixPiece& piece : matrix.pieces) {
       piece.is_sent = is_beside(piece.rank, matrix.owner, *layout.slots()[matrix.slot].parameter, ranks);
     }

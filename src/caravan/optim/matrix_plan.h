@@ -39,11 +39,17 @@ struct WholeMatrix {
 /// (ParameterSpec::matrices).
 bool is_of_matrices(const Parameter& parameter);
 
+/// What is brought to one rank as a whole.
+enum class WholeUnits : uint8_t {
+  matrices,   ///< of is_of_matrices(): each of a parameter's on its own, for Newton-Schulz
+  parameters  ///< every trained one of which some rank holds a part: rows of dim 0, which alone may be cut
+};
+
 /// Which rank updates which matrix of a model, and in which order. The same on all of MatrixRanks, from layouts alone.
 ///
-/// The owners have about the same work: the next largest matrix goes to the rank with the least among those that hold
-/// some of it. A round has for each rank as many matrices as together are no larger than the largest of all, so a rank
-/// has at most one such matrix in memory at a time.
+/// The owners have about the same work, FLOPs of Newton-Schulz or elements: the next largest matrix goes to the rank
+/// with the least among those that hold some of it. A round has for each rank as many matrices as together are no
+/// larger than the largest of all, so a rank has at most one such matrix in memory at a time.
 class MatrixPlan {
  public:
   struct Round {
@@ -56,7 +62,7 @@ class MatrixPlan {
 
   /// Sends nothing. Throws UsageError, naming it, for a parameter that is cut into tiles, or whose shards do not follow
   /// from this rank's layouts.
-  MatrixPlan(const FlatLayout& layout, const MatrixRanks& ranks);
+  MatrixPlan(const FlatLayout& layout, const MatrixRanks& ranks, WholeUnits units = WholeUnits::matrices);
 
   const std::vector<WholeMatrix>& matrices() const noexcept { return matrices_; }
   const std::vector<Round>& rounds() const noexcept { return rounds_; }
@@ -67,8 +73,8 @@ class MatrixPlan {
   uint64_t digest(int rank, int owner) const;
 
  private:
-  void add(size_t slot, const Parameter& parameter, const MatrixRanks& ranks);
-  void assign(const MatrixRanks& ranks, const FlatLayout& layout);
+  void add(size_t slot, const Parameter& parameter, const MatrixRanks& ranks, WholeUnits units);
+  void assign(const MatrixRanks& ranks, const FlatLayout& layout, WholeUnits units);
   void make_rounds(const MatrixRanks& ranks);
 
   std::vector<WholeMatrix> matrices_;  ///< in the order of the parameters

@@ -30,6 +30,13 @@ MatrixRanks::MatrixRanks(const Mesh& mesh, const std::vector<std::string>& apart
 
 Communicator& MatrixRanks::comm() const noexcept { return joint_ ? joint_->comm() : mesh_.world(); }
 
+bool MatrixRanks::spans(const std::string& axis) const {
+  const std::vector<std::string> parts = mesh_.made_of(axis);
+  return std::ranges::any_of(axes_, [&](const MeshAxis& spanned) {
+    return spanned.size() > 1 && std::ranges::find(parts, spanned.name()) != parts.end();
+  });
+}
+
 int MatrixRanks::coord(int rank, const std::string& axis) const {
   int coord = 0;
   for (const std::string& listed : mesh_.made_of(axis)) {

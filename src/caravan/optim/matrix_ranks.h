@@ -21,6 +21,8 @@ class MatrixRanks {
   /// Of size() ranks. A rank that is alone has none: the mesh's world stands for it, and nothing is to be sent.
   Communicator& comm() const noexcept;
   const Mesh& mesh() const noexcept { return mesh_; }
+  /// Whether these ranks differ on any axis of the mesh.
+  bool spans(const std::string& axis) const;
   /// The coordinate of rank `rank` of these on any axis of the mesh.
   int coord(int rank, const std::string& axis) const;
 

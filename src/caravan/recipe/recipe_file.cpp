@@ -15,6 +15,7 @@
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/recipe/init_from.h"
 #include "caravan/recipe/key_kinds.h"
+#include "caravan/recipe/points_file.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/recipe/recipe_value.h"
 #include "caravan/registry/registry.h"
@@ -250,15 +251,29 @@ void check_whole(Recipe& recipe) {
 
 }  // namespace
 
+namespace {
+
+/// The fill that a run gives is that of its data.format: chats in place of its texts have their own default.
+void forget_fill(Recipe& recipe, bool had_chats) {
+  if (recipe.data.has_chats() == had_chats || recipe.where("data.fill").starts_with("--set")) return;
+  recipe.data.fill = Recipe().data.fill;
+  recipe.locations.erase("data.fill");
+}
+
+}  // namespace
+
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides,
                     RecipeWriter writer) {
   Recipe recipe;
   if (writer == RecipeWriter::run) recipe.data.fill = "stream";
   apply_table(recipe, parse(toml, source), {source});
   const std::set<std::string> used_in_file = used_keys(recipe);
+  const bool had_chats = recipe.data.has_chats();
   for (const std::string& override : overrides) apply_override(recipe, override);
+  if (writer == RecipeWriter::run) forget_fill(recipe, had_chats);
   drop_unused(recipe, used_in_file);
   apply_init_from(recipe, std::filesystem::path(source).parent_path());
+  read_points_file(recipe, std::filesystem::path(source).parent_path());
   recipe.optimizer.rate.total_steps = recipe.train.steps;
   check_whole(recipe);
   return recipe;

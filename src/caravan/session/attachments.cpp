@@ -22,6 +22,7 @@
 #include "caravan/formats/safetensors/safetensors.h"
 #include "caravan/session/cuts.h"
 #include "caravan/session/state_visitors.h"
+#include "caravan/session/whole_parameters.h"
 
 namespace caravan {
 namespace {
@@ -78,28 +79,37 @@ std::vector<std::string> without(const std::vector<std::string>& all, const std:
 
 }  // namespace
 
-Attachments::Attachments(Engine& engine) : engine_(engine), parameters_(engine.model().parameters()) {}
+Attachments::Attachments(Engine& engine, const WholeParameters* whole)
+    : engine_(engine), whole_(whole), parameters_(updated_parameters(engine, whole)) {}
 
 void Attachments::add(const std::string& name, Kept kept) {
   check_attached_name(name, "");
   if (std::ranges::find(entries_, name, &Entry::name) != entries_.end()) {
     throw UsageError({"attach", name, "is the name of something that is attached already", "", "give it another name"});
   }
-  const bool updates = kept.kind_ == Kept::Kind::optimizer || kept.is_elementwise_;
-  const auto cut = updates ? first_cut(engine_) : std::nullopt;
-  if (cut && !kept.is_elementwise_.value_or(false)) {
-    const bool needs_whole = kept.is_elementwise_.has_value();
-    throw UsageError(
-        {"attach", name,
-         fmt::format(
-             "{}, and {} is sharded over {} by {}",
-             needs_whole ? "needs whole parameters" : "does not say whether it updates every element by itself alone",
-             cut->name, cut->axis, engine_.strategy().name),
-         engine_.mesh().where(),
-         needs_whole ? "use ddp(), which keeps parameters whole, or Muon of this library"
-                     : "add `static constexpr bool is_elementwise = true` to its class, or use ddp() if it does not"});
+  const auto cut = kept.is_elementwise_ == false ? first_cut(engine_) : std::nullopt;
+  const bool needs_all = kept.kind_ != Kept::Kind::optimizer;  // what it keeps is one of all parameters together
+  if (cut && (needs_all || whole_ == nullptr)) {
+    throw UsageError({"attach", name,
+                      fmt::format("needs {}, and {} is sharded over {} by {}",
+                                  needs_all ? "all whole parameters at once" : "whole parameters", cut->name, cut->axis,
+                                  engine_.strategy().name),
+                      engine_.mesh().where(),
+                      needs_all ? "use ddp(), which keeps parameters whole on every rank"
+                                : "make it from whole_parameters() and step it in update_whole(), or use ddp()"});
   }
   entries_.push_back({name, std::move(kept)});
+}
+
+std::string Attachments::risk_of(const std::string& name, const Kept& kept) const {
+  if (kept.kind_ != Kept::Kind::optimizer || kept.is_elementwise_ || whole_ != nullptr) return "";
+  const auto cut = first_cut(engine_);
+  if (!cut) return "";
+  return fmt::format(
+      "caravan: optimizer '{}' does not say whether it updates every element by itself alone, and {} is sharded over "
+      "{} by {}: if it does not, it is another optimizer here. do: make it from whole_parameters() and step it in "
+      "update_whole(), or add `static constexpr bool is_elementwise = true` to its class",
+      name, cut->name, cut->axis, engine_.strategy().name);
 }
 
 bool Attachments::has_rates() const {

@@ -13,21 +13,26 @@
 namespace caravan {
 
 class StateCollector;
+class WholeParameters;
 
 /// What a program has attached to its checkpoints, by name. Values are tensors "attached.NAME", which rank 0 could
 /// write alone; of an optimizer, "attached.NAME.lr", "attached.NAME.number.STEPS" and
 /// "attached.NAME.moment.MOMENT.PARAMETER".
 class Attachments final : public StateOwner {
  public:
-  /// `engine` outlives this.
-  explicit Attachments(Engine& engine);
+  /// `engine` outlives this, and so does `whole`: what optimizers update in place of parts of parameters; null: none.
+  explicit Attachments(Engine& engine, const WholeParameters* whole = nullptr);
 
-  /// Throws UsageError for a name that is taken, or has other characters than letters, digits, - and _; and for an
-  /// optimizer that needs whole parameters, or does not say that it does not, where they are sharded.
+  /// Throws UsageError for a name that is taken, or has other characters than letters, digits, - and _; and, where
+  /// parameters are sharded, for an optimizer that needs whole ones and does not get them.
   void add(const std::string& name, Kept kept);
   bool is_empty() const noexcept { return entries_.empty(); }
   /// Whether the learning rates of an optimizer are kept.
   bool has_rates() const;
+
+  /// What to say of an optimizer, by its name, that does not say whether it needs whole parameters, and gets parts; ""
+  /// of any other.
+  std::string risk_of(const std::string& name, const Kept& kept) const;
 
   /// Takes the values that a save writes. Every rank calls it. Throws UsageError on every rank for other names on two
   /// ranks, for a tensor that cannot be saved, and, if it `compares`, for a value in which two ranks differ. Sends 32
@@ -63,6 +68,7 @@ class Attachments final : public StateOwner {
   void expect_piece(Piece& piece, const Manifest& manifest) const;
 
   Engine& engine_;
+  const WholeParameters* whole_;
   std::vector<Parameter*> parameters_;
   std::vector<Entry> entries_;
   std::vector<Piece> pieces_;

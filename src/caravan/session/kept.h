@@ -18,7 +18,8 @@ class OutputArchive;
 }  // namespace torch::serialize
 namespace torch::optim {
 class LBFGS;
-}
+class ReduceLROnPlateauScheduler;
+}  // namespace torch::optim
 
 namespace caravan {
 
@@ -71,10 +72,13 @@ concept HasGroups = requires(T& object) {
 /// - A type with `std::string save() const` and `void load(const std::string&)`, or with those of torch's samplers and
 ///   modules, which take an archive. Kept(save, load) takes two functions.
 /// - An optimizer of one's own, with `void visit_state(StateVisitor&)`. What it keeps has no layout, as other moments.
-///   If it is derived from torch::optim::Optimizer, the learning rates of its groups are kept too. Where parameters are
-///   sharded, it says whether an element is updated by itself alone: `static constexpr bool is_elementwise = true`.
+///   If it is derived from torch::optim::Optimizer, the learning rates of its groups are kept too. It says whether an
+///   element is updated by itself alone: `static constexpr bool is_elementwise = true`; with false it needs
+///   ParallelModel::whole_parameters() where parameters are sharded.
 /// - torch::optim::LBFGS, which needs whole parameters. Its options stay those of the program. All other optimizers of
 ///   torch::optim are attached without a name.
+/// - torch::optim::ReduceLROnPlateauScheduler: its best metric, its count of bad epochs and its cooldown. Its options
+///   must be those of the checkpoint; the rates that it has come to are those of the optimizer.
 ///
 /// All of these are the same on every rank, or a save is an error with two values; only a generator may differ. If it
 /// does, rank r gets back that of rank r, and on more ranks than before the others keep theirs.
@@ -99,7 +103,8 @@ class Kept {
       : Kept([&object] { return text_of_archive([&](auto& archive) { std::as_const(object).save(archive); }); },
              [&object](const std::string& text) { read_archive(text, [&](auto& archive) { object.load(archive); }); }) {
   }
-  Kept(torch::optim::LBFGS& optimizer);  // NOLINT: converts
+  Kept(torch::optim::LBFGS& optimizer);                       // NOLINT: converts
+  Kept(torch::optim::ReduceLROnPlateauScheduler& scheduler);  // NOLINT: converts
   template <VisitsState T>
   Kept(T& object) : kind_(Kind::optimizer) {  // NOLINT: converts
     visit_ = [&object](StateVisitor& visitor) { object.visit_state(visitor); };

@@ -21,6 +21,7 @@
 #include "caravan/session/optimizer_record.h"
 #include "caravan/session/optimizer_state.h"
 #include "caravan/session/scheduler_steps.h"
+#include "caravan/session/whole_parameters.h"
 
 namespace caravan {
 namespace {
@@ -38,8 +39,9 @@ void check_names(const std::vector<Parameter*>& parameters) {
 
 }  // namespace
 
-ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::Optimizer* optimizer, int64_t keep)
-    : run_(std::move(run)), engine_(engine), parameters_(engine.model().parameters()), keep_(keep) {
+ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::Optimizer* optimizer, int64_t keep,
+                                   const WholeParameters* whole)
+    : run_(std::move(run)), engine_(engine), parameters_(updated_parameters(engine, whole)), keep_(keep) {
   if (keep_ < 0) {
     throw UsageError({"checkpoint", "keep", fmt::format("{} checkpoints cannot be kept", keep_), "",
                       "use 1 or more, or 0 to keep all"});
@@ -51,7 +53,7 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
                       "use layers without buffers, such as LayerNorm in place of BatchNorm"});
   }
   state_.add(state_of_model(engine));
-  attachments_ = std::make_unique<Attachments>(engine);
+  attachments_ = std::make_unique<Attachments>(engine, whole);
   state_.add(*attachments_);
   if (optimizer == nullptr) return;
   optimizer_ = std::make_unique<OptimizerState>(*optimizer, parameters_);

@@ -23,6 +23,7 @@ namespace caravan {
 class Attachments;
 class Optimizer;
 class OptimizerState;
+class WholeParameters;
 
 /// How far a program of one's own has come.
 struct Progress {
@@ -48,17 +49,17 @@ struct Progress {
 /// A load restores the learning rate of each group, because schedulers change it: what the program was started with no
 /// longer counts. All other options must be those of the checkpoint. After the load a program may set any option.
 ///
-/// Not kept: the state of communication hooks, and of ReduceLROnPlateauScheduler, which torch hides. Buffers are those
-/// of rank 0.
+/// Not kept: the state of communication hooks. Buffers are those of rank 0.
 class ModuleCheckpoint {
  public:
-  /// `engine` and `optimizer` outlive this. Without an optimizer only the module is saved, and only it is loaded, also
-  /// from a checkpoint that has more. `keep`: the number of checkpoints that stay; 0: all.
+  /// `engine`, `optimizer` and `whole` outlive this. With `whole`, optimizers have its tensors in place of parts of
+  /// parameters, and what they keep is that of the owners. Without an optimizer only the module is saved, and only it
+  /// is loaded, also from a checkpoint that has more. `keep`: the number of checkpoints that stay; 0: all.
   /// Throws UsageError for an optimizer other than SGD, Adam, AdamW, Adagrad and RMSprop, or whose tensors are not
   /// engine.parameters(); for a parameter whose name begins as those of training state do; and for a model with buffers
   /// in stages, of which no rank has all.
   ModuleCheckpoint(std::filesystem::path run, Engine& engine, torch::optim::Optimizer* optimizer = nullptr,
-                   int64_t keep = 2);
+                   int64_t keep = 2, const WholeParameters* whole = nullptr);
   /// With an optimizer of this library, wherever its state rests. Its options are not compared; the learning rate is
   /// that of each step.
   ModuleCheckpoint(std::filesystem::path run, Engine& engine, Optimizer& optimizer, int64_t keep = 2);

@@ -179,9 +179,10 @@ OptimizerState::OptimizerState(optim::Optimizer& optimizer, std::vector<Paramete
       const auto found = std::ranges::find_if(
           parameters_, [&](const Parameter* parameter) { return parameter->sharded().is_same(tensor); });
       if (found == parameters_.end()) {
-        throw UsageError({"checkpoint", fmt::format("optimizer, tensor {} of group {}", i, group),
-                          "is not a parameter of the model as it rests", "",
-                          "make the optimizer from the engine's parameters(), after the engine"});
+        throw UsageError(
+            {"checkpoint", fmt::format("optimizer, tensor {} of group {}", i, group),
+             "is not a parameter of the model as it rests", "",
+             "make the optimizer from the model's parameters(), or from whole_parameters() if that was called"});
       }
       const auto at = static_cast<size_t>(found - parameters_.begin());
       optimized_[at] = tensor;

@@ -136,7 +136,14 @@ void ParallelModel::State::check_in_memory(const char* op) const {
                "use one of this library, as in AdamW optimizer(model.engine().state()), or offload them to \"host\"");
 }
 
+void ParallelModel::State::check_updated() const {
+  if (!whole || whole->has_updated() || step == whole_step) return;
+  refuse_model("update_whole", "was not called after the first step, so that no parameter changes",
+               "step the optimizer of whole_parameters() in it: model.update_whole([&] { optimizer.step(); })");
+}
+
 double ParallelModel::State::run_step(const std::function<MicroBatch(int)>& batch_of) {
+  check_updated();
   if (engine.state().gradients.is_on_disk()) {
     norm.emplace(mesh);
     engine.gradients().set_watch([this](const Slot& slot, const at::Tensor& gradient) { norm->add(slot, gradient); });
@@ -187,6 +194,7 @@ void ParallelModel::State::begin_forward(int64_t rows) {
   backward_watch.reset();
   if (checks_loss()) backward_watch = std::make_unique<BackwardWatch>();
   if (num_forwards == 0) {
+    check_updated();
     norm.reset();
     if (step == 0 && rows >= 0) check_rows(rows);
     num_losses = 0;
@@ -230,7 +238,7 @@ ModuleCheckpoint& ParallelModel::State::checkpoint_in(const std::filesystem::pat
   std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[key_of_run(run)];
   if (!checkpoint) {
     checkpoint = own_optimizer != nullptr ? std::make_unique<ModuleCheckpoint>(run, engine, *own_optimizer)
-                                          : std::make_unique<ModuleCheckpoint>(run, engine, optimizer);
+                                          : std::make_unique<ModuleCheckpoint>(run, engine, optimizer, 2, whole.get());
     for (const auto& [name, each] : kept) checkpoint->add(name, each);
     for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
   }

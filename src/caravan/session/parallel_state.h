@@ -16,6 +16,7 @@
 #include "caravan/optim/grad_norm.h"
 #include "caravan/session/loss_check.h"
 #include "caravan/session/parallelize.h"
+#include "caravan/session/whole_parameters.h"
 
 namespace caravan {
 
@@ -54,6 +55,9 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   /// What torch::optim updates has memory, and no update is delayed.
   void check_in_memory(const char* op) const;
 
+  /// The first step after whole parameters were taken was followed by update_whole().
+  void check_updated() const;
+
   double run_step(const std::function<MicroBatch(int)>& batch_of);
   /// The output of the last stage, on every rank of the pipeline.
   at::Tensor from_last_stage(const at::Tensor& output) const;
@@ -79,6 +83,9 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   std::function<at::Tensor(const Tensors& outputs, int micro_batch)> loss_of{};
   int64_t num_parts = 1;                            ///< of a step: ranks with their own loss, times micro-batches
   int64_t step = 0;                                 ///< steps done
+  std::unique_ptr<WholeParameters> whole{};         ///< null: none were taken, or all ranks hold all
+  bool takes_whole = false;                         ///< whole_parameters() was called
+  int64_t whole_step = 0;                           ///< steps done then, or when a checkpoint was loaded
   int64_t num_forwards = 0, num_backwards = 0;      ///< in the step
   int64_t num_losses = 0;                           ///< losses whose backward() was called in the step
   int last_backward = -1;                           ///< graph task of the last one

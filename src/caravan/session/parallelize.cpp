@@ -162,13 +162,23 @@ std::vector<at::Tensor> ParallelModel::parameters() const {
   return state_->engine.parameters();
 }
 
-std::vector<at::Tensor> ParallelModel::whole_parameters() const {
-  const auto cut = first_cut(state_->engine);
-  if (!cut) return parameters();
-  throw UsageError({"whole_parameters", cut->name,
-                    fmt::format("is sharded over {} by {}, and the optimizer needs it whole", cut->axis,
-                                state_->engine.strategy().name),
-                    state_->mesh.where(), "use ddp(), which keeps parameters whole, or an element-wise optimizer"});
+std::vector<at::Tensor> ParallelModel::whole_parameters() {
+  State& state = *state_;
+  state.check_in_memory("whole_parameters");
+  if (!state.takes_whole && first_cut(state.engine)) {
+    state.check_no_checkpoint();
+    state.whole = std::make_unique<WholeParameters>(state.engine);
+    state.whole_step = state.step;
+  }
+  state.takes_whole = true;
+  return state.whole ? state.whole->tensors() : parameters();
+}
+
+void ParallelModel::update_whole(const std::function<void()>& update) {
+  if (!state_->takes_whole) {
+    refuse_model("update_whole", "has no optimizer of whole parameters", "make it from whole_parameters()");
+  }
+  state_->whole ? state_->whole->update(update) : update();
 }
 
 double ParallelModel::clip_grad_norm(double max_norm) {

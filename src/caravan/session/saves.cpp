@@ -1,5 +1,6 @@
 // What ParallelModel keeps from run to run.
 #include <chrono>
+#include <cstdio>
 #include <ratio>
 #include <utility>
 #include <vector>
@@ -42,10 +43,13 @@ void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
 
 void ParallelModel::attach(const std::string& name, Kept kept) {
   state_->check_no_checkpoint();
-  Attachments(state_->engine).add(name, kept);  // throws, and here rather than in the first save
+  Attachments checks(state_->engine, state_->whole.get());
+  checks.add(name, kept);  // throws, and here rather than in the first save
   for (const auto& [other, unused] : state_->kept) {
     if (other == name) refuse_model("attach", "'" + name + "' is attached already", "give it another name");
   }
+  const std::string risk = checks.risk_of(name, kept);
+  if (!risk.empty() && state_->mesh.rank() == 0) fmt::print(stderr, "{}\n", risk);
   state_->kept.emplace_back(name, std::move(kept));
 }
 
@@ -53,6 +57,7 @@ Progress ParallelModel::load(const std::filesystem::path& run) {
   Progress progress = state_->checkpoint_in(run).load();
   const auto steps = progress.counters.find(kModelSteps);
   state_->step = steps == progress.counters.end() ? progress.step : steps->second;
+  state_->whole_step = state_->step;
   if (steps != progress.counters.end()) progress.counters.erase(steps);
   state_->last_steps[key_of_run(run)] = progress.step;
   state_->last_times[key_of_run(run)] = std::chrono::steady_clock::now();

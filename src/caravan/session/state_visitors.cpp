@@ -18,7 +18,7 @@ size_t index_of(const at::Tensor& parameter, const std::vector<Parameter*>& para
     if (parameters[i]->sharded().is_same(parameter)) return i;
   }
   throw UsageError({"checkpoint", of, "visits a tensor that is not a parameter of the model as it rests", "",
-                    "make the optimizer from model.parameters(), and visit those"});
+                    "make the optimizer from model.parameters(), or whole_parameters(), and visit those"});
 }
 
 [[noreturn]] void refuse_twice(const std::string& subject) {

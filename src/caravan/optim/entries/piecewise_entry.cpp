@@ -21,21 +21,25 @@ double between(const std::vector<StepPoint>& points, int64_t step) {
 Entry piecewise_entry() {
   return {.family = "learning_rate",
           .name = "piecewise",
-          .summary = "follows points that the recipe gives, linearly between them",
+          .summary = "follows points that the recipe or a file gives, linearly between them",
           .keys = {{{"points", OnResume::listed},
                     "[step, fraction of lr] at rising steps, as the log counts them: [[0, 1.0], [1000, 0.1]]",
                     std::vector<StepPoint>{},
-                    step_points({0, 1})}},
+                    step_points({0, 1})},
+                   {{"points_file", OnResume::free, AcrossRanks::differ},
+                    "file of lines \"step,fraction\", read in place of points; the recipe of the run has its points",
+                    std::string(),
+                    any_text()}},
           .check =
               [](const Setting& setting, int64_t) {
                 if (!setting.points("points").empty()) return std::optional<Misfit>();
                 return std::optional(Misfit{.key = "optimizer.points",
                                             .fact = "has no points, which schedule = \"piecewise\" follows",
-                                            .action = "give some: points = [[0, 1.0], [1000, 0.1]]"});
+                                            .action = "give some: points = [[0, 1.0], [1000, 0.1]], or points_file"});
               },
           .rate = [](const Setting& setting, int64_t step, int64_t,
                      int64_t) { return between(setting.points("points"), step + 1); },
-          .mistaken = {{"from_file", "'from_file' is \"piecewise\": the recipe has the points"}}};
+          .mistaken = {{"from_file", "'from_file' is \"piecewise\", with points_file"}}};
 }
 
 }  // namespace caravan

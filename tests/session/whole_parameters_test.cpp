@@ -1,0 +1,389 @@
+// Optimizers of one's own that need whole matrices, under techniques that shard them, against one process of plain
+// torch; and schedulers that follow a metric.
+#include <gmock/gmock.h>
+#include <map>
+#include <mutex>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/sgd.h>
+
+#include "caravan/base/error.h"
+#include "caravan/session/parallelize.h"
+#include "tests/data/support.h"
+#include "tests/formats/pieces.h"
+#include "tests/needs.h"
+
+namespace caravan::testing::whole_parameters_test {
+namespace {
+
+namespace fs = std::filesystem;
+namespace optim = torch::optim;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kRows = 24;
+constexpr double kTolerance = 1e-6;
+
+/// Every parameter has a shape of its own, by which it is found.
+torch::nn::Sequential make_net(bool has_images = false) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 8), torch::nn::Tanh(), torch::nn::Linear(8, 7), torch::nn::Tanh(),
+                            torch::nn::Linear(7, 5));
+  if (has_images) {
+    net = torch::nn::Sequential(torch::nn::Unflatten(torch::nn::UnflattenOptions(1, {1, 3})),
+                                torch::nn::Conv1d(torch::nn::Conv1dOptions(1, 6, 2)), torch::nn::Flatten(),
+                                torch::nn::Linear(12, 5));
+  }
+  const at::NoGradGuard no_grad;
+  double shift = 0;
+  for (at::Tensor& weight : net->parameters()) {
+    weight.copy_(at::arange(weight.numel(), at::kFloat).add(shift += 0.7).sin().mul(0.5).view(weight.sizes()));
+  }
+  return net;
+}
+
+at::Tensor mean_of(const at::Tensor& output, const at::Tensor& y) { return at::cross_entropy_loss(output, y); }
+
+std::pair<at::Tensor, at::Tensor> batch(int64_t step) {
+  const at::Tensor x = at::arange(kRows * 3, at::kFloat).add(static_cast<double>(step)).mul(0.37).sin();
+  return {x.view({kRows, 3}), at::arange(kRows, at::kLong).add(step).remainder(5)};
+}
+
+/// Muon with momentum for what has two dims, SGD for the rest.
+struct MyMuon : optim::Optimizer {
+  static constexpr bool is_elementwise = false;
+  explicit MyMuon(std::vector<at::Tensor> parameters)
+      : Optimizer({optim::OptimizerParamGroup(std::move(parameters))}, std::make_unique<optim::SGDOptions>(0.05)) {}
+
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    ++steps;
+    for (at::Tensor& p : param_groups()[0].params()) {
+      at::Tensor& v = velocity[p.unsafeGetTensorImpl()];
+      if (!v.defined()) v = at::zeros_like(p);
+      v.mul_(0.9).add_(p.grad());
+      p.sub_(p.dim() < 2 ? v : orthogonal(v), param_groups()[0].options().get_lr());
+    }
+    return {};
+  }
+  void visit_state(StateVisitor& visit) {
+    visit.number("steps", steps);
+    for (at::Tensor& p : param_groups()[0].params()) visit.moment("velocity", p, velocity[p.unsafeGetTensorImpl()]);
+  }
+  static at::Tensor orthogonal(at::Tensor x) {
+    x = x / (x.norm() + 1e-7);
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor square = x.mm(x.t());
+      x = 1.875 * x + (-1.25 * square + 0.375 * square.mm(square)).mm(x);
+    }
+    return x;
+  }
+
+  std::map<void*, at::Tensor> velocity{};
+  int64_t steps = 0;
+};
+
+enum class Kind : uint8_t { sgd, muon };
+
+/// One of both, of any tensors.
+struct Either {
+  Either(Kind kind, const std::vector<at::Tensor>& parameters) {
+    if (kind == Kind::muon) muon = std::make_unique<MyMuon>(parameters);
+    if (kind == Kind::sgd) sgd = std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1).momentum(0.9));
+  }
+  void step() { muon ? muon->step() : sgd->step(); }
+  void attach_to(ParallelModel& model) {
+    if (muon) model.attach("muon", *muon);
+    if (sgd) model.attach(*sgd);
+  }
+  std::unique_ptr<MyMuon> muon;
+  std::unique_ptr<optim::SGD> sgd;
+};
+
+/// Values by name, and the gradients of each step by shape, of one process of plain torch.
+struct Alone {
+  std::map<std::string, at::Tensor> values{};
+  std::vector<std::map<std::vector<int64_t>, at::Tensor>> gradients{};
+};
+
+Alone train_alone(Kind kind, int64_t steps, bool has_images = false) {
+  Alone alone;
+  torch::nn::Sequential net = make_net(has_images);
+  Either optimizer(kind, net->parameters());
+  for (int64_t step = 0; step < steps; ++step) {
+    net->zero_grad();
+    const auto [x, y] = batch(step);
+    mean_of(net->forward(x), y).backward();
+    auto& gradients = alone.gradients.emplace_back();
+    for (const at::Tensor& p : net->parameters()) gradients[p.sizes().vec()] = p.grad().clone();
+    optimizer.step();
+  }
+  for (const auto& p : net->named_parameters()) alone.values[p.key()] = p.value().detach().clone();
+  return alone;
+}
+
+struct Arrangement {
+  std::string name;
+  std::vector<AxisSize> axes;
+  std::vector<Technique> techniques;
+  int64_t micro_batches = 1;
+};
+
+std::vector<Arrangement> arrangements() {
+  std::vector<Arrangement> all;
+  for (const int ranks : {1, 2, 3, 4}) {
+    const std::vector<AxisSize> dp{{"dp", ranks}};
+    const std::string at = " on " + std::to_string(ranks);
+    all.push_back({"ddp" + at, dp, {ddp()}});
+    all.push_back({"zero1" + at, dp, {zero({.stage = 1})}});
+    all.push_back({"zero2" + at, dp, {zero({.stage = 2})}, 2});
+    all.push_back({"fsdp" + at, dp, {fsdp()}});
+  }
+  all.push_back({"hsdp", {{"dp", 4}}, {fsdp({.shard = 2})}});
+  all.push_back({"stages", {{"pp", 2}, {"dp", 2}}, {pipeline(), fsdp()}, 2});
+  return all;
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).norm().item<double>() / (b.norm().item<double>() + 1e-3);
+}
+
+/// Trains to `steps` from the checkpoint in `run`, if there is one, and saves.
+void train(const Arrangement& on, Kind kind, int64_t steps, const fs::path& run, const Alone* alone = nullptr,
+           bool has_images = false) {
+  std::mutex lock;
+  std::map<std::vector<int64_t>, int> owners;
+  on_ranks(on.axes, [&](const Mesh& mesh) {
+    torch::nn::Sequential net = make_net(has_images);
+    ParallelModel model(net, mesh, on.techniques, {.micro_batches = on.micro_batches, .average = true});
+    const std::vector<at::Tensor> whole = model.whole_parameters();
+    Either optimizer(kind, whole);
+    optimizer.attach_to(model);
+    Progress now = model.load(run);
+    for (; now.step < steps; ++now.step) {
+      const auto [x, y] = batch(now.step);
+      model.step(rows_of(x, mesh), rows_of(y, mesh), mean_of);
+      model.update_whole([&] {
+        for (const at::Tensor& p : whole) {
+          if (alone == nullptr || p.numel() == 0) continue;  // of another stage
+          const at::Tensor& want = alone->gradients[static_cast<size_t>(now.step)].at(p.sizes().vec());
+          EXPECT_LE(difference(p.grad(), want), kTolerance) << on.name << ", step " << now.step;
+          const std::lock_guard guard(lock);
+          owners[p.sizes().vec()] += now.step == 0 ? 1 : 0;
+        }
+        optimizer.step();
+      });
+    }
+    model.save(run, now);
+  });
+  if (alone == nullptr || on.name == "stages") return;
+  EXPECT_EQ(owners.size(), alone->values.size()) << on.name;
+  const int copies = on.name.starts_with("ddp") ? ranks_of(on.axes) : 1;
+  for (const auto& [shape, count] : owners) EXPECT_EQ(count, copies) << on.name;
+}
+
+/// The largest relative difference from the values of one process, and what has it.
+std::string compare(const fs::path& checkpoint, const std::map<std::string, at::Tensor>& values) {
+  CheckpointReader reader(checkpoint);
+  std::string differing;
+  for (const auto& [name, value] : values) {
+    const double found = difference(read_whole(reader, name, value), value);
+    if (!(found <= kTolerance)) differing += name + " by " + std::to_string(found) + " ";
+  }
+  return differing;
+}
+
+TEST(WholeParameters, GradientsAndValuesAreThoseOfOneProcess) {
+  needs({"ddp", "zero1", "zero2", "zero3", "hsdp", "1f1b"});
+  for (const Kind kind : {Kind::sgd, Kind::muon}) {
+    const Alone alone = train_alone(kind, 4);
+    for (const Arrangement& on : arrangements()) {
+      const TemporaryFolder folder;
+      train(on, kind, 4, folder / "run", &alone);
+      EXPECT_EQ(compare(folder / "run" / "step_000004", alone.values), "") << on.name;
+    }
+  }
+  // Matrices of more dims, of which each rank has two kernels.
+  const TemporaryFolder folder;
+  const Alone alone = train_alone(Kind::sgd, 4, /*has_images=*/true);
+  train({"images", {{"dp", 3}}, {fsdp()}}, Kind::sgd, 4, folder / "run", &alone, /*has_images=*/true);
+  EXPECT_EQ(compare(folder / "run" / "step_000004", alone.values), "");
+}
+
+/// State is that of the owner, is saved once and whole, and goes to any other arrangement.
+TEST(WholeParameters, GoOnFromACheckpoint) {
+  needs({"ddp", "zero1", "zero3", "1f1b"});
+  const std::vector<Arrangement> all{{"fsdp", {{"dp", 3}}, {fsdp()}},
+                                     {"zero1", {{"dp", 2}}, {zero()}},
+                                     {"ddp", {{"dp", 1}}, {ddp()}},
+                                     {"stages", {{"pp", 2}, {"dp", 2}}, {pipeline(), fsdp()}, 2}};
+  for (const Kind kind : {Kind::sgd, Kind::muon}) {
+    const Alone alone = train_alone(kind, 6);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const TemporaryFolder folder;
+      train(all[i], kind, 3, folder / "run");
+      const CheckpointReader reader(folder / "run" / "step_000003");
+      for (const auto& [name, tensor] : alone.values) {
+        const std::string moment =
+            (kind == Kind::sgd ? "optimizer.sgd.momentum_buffer." : "attached.muon.moment.velocity.") + name;
+        ASSERT_TRUE(reader.manifest().tensors.contains(moment)) << moment;
+        EXPECT_EQ(reader.manifest().tensors.at(moment).shape, tensor.sizes().vec());
+      }
+      fs::copy(folder / "run", folder / "other", fs::copy_options::recursive);
+      train(all[i], kind, 6, folder / "run", &alone);
+      EXPECT_EQ(compare(folder / "run" / "step_000006", alone.values), "") << all[i].name;
+      const Arrangement& other = all[(i + 1) % all.size()];
+      train(other, kind, 6, folder / "other", &alone);
+      EXPECT_EQ(compare(folder / "other" / "step_000006", alone.values), "") << all[i].name << " to " << other.name;
+    }
+  }
+}
+
+/// The errors of all ranks.
+std::vector<std::string> errors_of(const std::vector<Technique>& techniques,
+                                   const std::function<void(ParallelModel&)>& body,
+                                   const std::vector<AxisSize>& axes = {{"dp", 2}}) {
+  std::vector<std::string> errors(static_cast<size_t>(ranks_of(axes)));
+  on_ranks(axes, [&](const Mesh& mesh) {
+    ParallelModel model(make_net(), mesh, techniques, {.average = true});
+    errors[static_cast<size_t>(mesh.rank())] = message_of<Error>([&] {
+      body(model);
+      throw UsageError({"test", "", "came through", "", ""});
+    });
+    mesh.world().barrier("after it");
+  });
+  return errors;
+}
+
+double step(ParallelModel& model) {
+  const auto [x, y] = batch(0);
+  return model.step(rows_of(x, model.mesh()), rows_of(y, model.mesh()), mean_of);
+}
+
+TEST(WholeParameters, AnUpdateThatIsForgottenIsNamed) {
+  needs({"zero3"});
+  const auto steps = [](bool updates) {
+    return [updates](ParallelModel& model) {
+      optim::SGD optimizer(model.whole_parameters(), 0.1);
+      for (int i = 0; i < 2; ++i) {
+        step(model);
+        optimizer.step();
+        if (updates) model.update_whole([&] { optimizer.step(); });
+      }
+    };
+  };
+  EXPECT_THAT(errors_of({fsdp()}, steps(false)), Each(HasSubstr("update_whole: was not called after the first step")));
+  EXPECT_THAT(errors_of({fsdp()}, steps(true)), Each(HasSubstr("came through")));
+  EXPECT_THAT(errors_of({fsdp()}, [](ParallelModel& model) { model.update_whole([] {}); }),
+              Each(HasSubstr("make it from whole_parameters()")));
+  EXPECT_THAT(errors_of({fsdp()},
+                        [](ParallelModel& model) {
+                          model.whole_parameters();
+                          step(model);
+                          model.update_whole([&] {
+                            if (model.mesh().rank() == 1) throw UsageError({"test", "", "no update", "", ""});
+                          });
+                        }),
+              Each(HasSubstr("no update")));
+}
+
+TEST(WholeParameters, SplitLayersAndStateOutsideOfTheDeviceAreRefused) {
+  needs({"zero3"});
+  const auto take = [](ParallelModel& model) { model.whole_parameters(); };
+  EXPECT_THAT(errors_of({tensor({{"0.*", {{"tp", Shard{0}}}}})}, take, {{"dp", 1}, {"tp", 2}}),
+              Each(AllOf(HasSubstr("0.weight: is split over tp"), HasSubstr("Muon of this library"))));
+  EXPECT_THAT(errors_of({fsdp(), offload({.parameters = "host"})}, take), Each(HasSubstr("outside of the device")));
+}
+
+struct Silent {
+  void visit_state(StateVisitor& /*visit*/) {}
+};
+
+TEST(WholeParameters, AnOptimizerThatDoesNotSayIsNamedARiskOnce) {
+  needs({"ddp", "zero3"});
+  const auto said = [](const Technique& technique, bool takes_whole) {
+    ::testing::internal::CaptureStderr();
+    const auto errors = errors_of({technique}, [&](ParallelModel& model) {
+      Silent silent;
+      if (takes_whole) model.whole_parameters();
+      model.attach("own", silent);
+      const TemporaryFolder folder;
+      model.load(folder / "run");
+    });
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(errors, Each(HasSubstr("came through")));
+    return text;
+  };
+  const std::string note = said(fsdp(), false);
+  EXPECT_THAT(note, AllOf(HasSubstr("optimizer 'own' does not say"), HasSubstr("0.weight is sharded over dp by"),
+                          HasSubstr("whole_parameters()")));
+  EXPECT_EQ(std::ranges::count(note, '\n'), 1) << "on one rank, and once: " << note;
+  EXPECT_EQ(said(fsdp(), true), "");
+  EXPECT_EQ(said(ddp(), false), "");
+  EXPECT_THAT(errors_of({fsdp()},
+                        [](ParallelModel& model) {
+                          optim::LBFGS lbfgs(model.whole_parameters());
+                          model.attach("lbfgs", lbfgs);
+                        }),
+              Each(HasSubstr("lbfgs: needs all whole parameters at once")));
+}
+
+/// A metric that falls, and rises from step 3 on.
+struct Plateaus {
+  std::vector<double> rates{};
+  std::string error{};
+};
+
+Plateaus follow_metric(int ranks, int64_t steps, const fs::path& run, int patience = 1, bool differs = false) {
+  Plateaus found;
+  on_ranks({{"dp", ranks}}, [&](const Mesh& mesh) {
+    ParallelModel model(make_net(), mesh, {ddp()}, {.average = true});
+    optim::SGD optimizer(model.parameters(), optim::SGDOptions(0.1));
+    optim::ReduceLROnPlateauScheduler scheduler(optimizer, optim::ReduceLROnPlateauScheduler::min, 0.5F, patience, 1e-4,
+                                                optim::ReduceLROnPlateauScheduler::rel, /*cooldown=*/1);
+    model.attach(optimizer);
+    model.attach("plateau", scheduler);
+    const std::string error = message_of<Error>([&] {
+      Progress now = model.load(run);
+      for (; now.step < steps; ++now.step) {
+        step(model);
+        optimizer.step();
+        scheduler.step(static_cast<float>(now.step < 3 ? 4 - now.step : now.step) +
+                       (differs ? static_cast<float>(mesh.rank()) : 0));
+        if (mesh.rank() == 0) found.rates.push_back(optimizer.param_groups()[0].options().get_lr());
+      }
+      model.save(run, now);
+      throw UsageError({"test", "", "saved", "", ""});
+    });
+    if (mesh.rank() == 0) found.error = error;
+  });
+  return found;
+}
+
+TEST(Plateau, GoesOnWhereItWas) {
+  needs({"ddp"});
+  const TemporaryFolder folder;
+  const auto whole = follow_metric(1, 14, folder / "whole").rates;
+  EXPECT_LT(whole.back(), 0.02) << "the rate has fallen several times";
+  for (const int64_t cut : {2, 4, 5, 7, 8}) {
+    const fs::path run = folder / std::to_string(cut);
+    const auto first = follow_metric(2, cut, run).rates;
+    auto rest = follow_metric(cut % 2 == 0 ? 1 : 3, 14, run).rates;
+    rest.insert(rest.begin(), first.begin(), first.end());
+    EXPECT_EQ(rest, whole) << "cut at " << cut;
+  }
+  EXPECT_THAT(follow_metric(1, 15, folder / "2", /*patience=*/3).error,
+              AllOf(HasSubstr("plateau: cannot be loaded"), HasSubstr("patience 3"), HasSubstr("patience 1")));
+  EXPECT_THAT(follow_metric(2, 3, folder / "unlike", 1, /*differs=*/true).error, HasSubstr("plateau: is"));
+}
+
+}  // namespace
+}  // namespace caravan::testing::whole_parameters_test
