@@ -97,9 +97,48 @@ TEST_F(ChatTest, AreWholeUnlessTheRecipeSaysOtherwise) {
     }
     const Result evaluated = caravan({"evaluate", path(fill), path("held.jsonl"), "--json", "--ranks", "2"});
     ASSERT_EQ(evaluated.code, 0) << evaluated.err;
-    EXPECT_NEAR(nlohmann::json::parse(evaluated.out).at("loss").get<double>(), last_loss(fill), 1e-5) << fill;
+    const auto told = nlohmann::json::parse(evaluated.out);
+    EXPECT_NEAR(told.at("loss").get<double>(), last_loss(fill), 1e-5) << fill;
+    EXPECT_EQ(told.at("fill"), fill);
+    EXPECT_EQ(told.at("pack"), "none");
   }
   EXPECT_EQ(train_chats("other", 1, {"data.fill=best"}).code, 2);
+}
+
+/// Streamed in one part, a run has the losses of one that is not.
+TEST_F(ChatTest, AreStreamed) {
+  file("held.jsonl", chats(30));
+  const std::vector<std::string> common{"train.steps=4", "train.eval_batches=0",
+                                        "data.validation=" + path("held.jsonl"), "data.pack=documents"};
+  auto streamed = common;
+  streamed.emplace_back("data.streaming=true");
+  ASSERT_EQ(train_chats("whole", 2, common).code, 0);
+  const Result trained = train_chats("streamed", 2, streamed);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_EQ(log("streamed").back().at("val_loss"), log("whole").back().at("val_loss"));
+  EXPECT_TRUE(tensors(folder() / "streamed/step_000004") == tensors(folder() / "whole/step_000004"));
+  const Result inspected = caravan({"data", "inspect", path("streamed/recipe.toml"), "--samples", "1"});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_THAT(inspected.out, AllOf(HasSubstr("chats.jsonl, its first part: 200 chats in "), HasSubstr("whale")));
+  const Result evaluated = caravan({"evaluate", path("streamed"), path("held.jsonl")});
+  ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+  EXPECT_THAT(evaluated.out, HasSubstr("\nsequences      data.fill = \"best_fit\", data.pack = \"documents\"\n"));
+}
+
+/// Nothing but their end can be learned of them.
+TEST_F(ChatTest, EmptyAnswersAreNotedOrRefused) {
+  const std::string empty = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]})"
+                            "\n";
+  file("chats.jsonl", chats(200) + empty + empty);
+  const Result noted = train_chats("noted", 2, {"train.steps=2"});
+  ASSERT_EQ(noted.code, 0) << noted.err;
+  EXPECT_THAT(noted.out, HasSubstr("2 of 302 answers of chats are empty: only what ends them is learned"));
+  std::string all;
+  for (int i = 0; i < 30; ++i) all += empty;
+  file("chats.jsonl", all);
+  const Result refused = train_chats("refused", 2, {"train.steps=2"});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_THAT(refused.err, HasSubstr("has chats whose answers are all empty: 30 of them"));
 }
 
 TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {
@@ -198,6 +237,14 @@ TEST_F(ChatTest, TheModelsOwnTemplateIsUsed) {
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const Result resumed = caravan({"train", path("tuned/recipe.toml"), "--resume", "--set", "train.steps=4"});
   EXPECT_EQ(resumed.code, 0) << resumed.err;
+
+  // An import has chats whole, as its folder does.
+  ASSERT_EQ(caravan({"import", path("base/huggingface"), "--out", path("imported")}).code, 0);
+  for (const std::string model : {"imported", "base/huggingface"}) {
+    const Result whole = caravan({"evaluate", path(model), path("chats.jsonl"), "--set", "data.format=chat"});
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    EXPECT_THAT(whole.out, HasSubstr("data.fill = \"best_fit\"")) << model;
+  }
 }
 
 }  // namespace

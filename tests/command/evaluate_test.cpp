@@ -174,7 +174,8 @@ TEST_F(EvaluateTaskTest, ClassifiersHaveTheFiguresOfTheirValidation) {
     EXPECT_NE(result.code, 0);
     return result.err;
   };
-  EXPECT_THAT(refused({"--set", "data.label_field=label"}), HasSubstr("records of one class only, 7"));
+  EXPECT_THAT(refused({"--set", "data.label_field=label"}),
+              HasSubstr("records of one class only, 7, which is none of the model's: "));
   EXPECT_THAT(refused({"--set", "model.layers=3"}), HasSubstr("model.layers: is no key of [data]"));
   EXPECT_THAT(refused({"--set", "data.text=a"}), HasSubstr("data.text: is that of the model or of the files"));
   EXPECT_THAT(refused({"--set", R"(data.classes=["whale", "sea"])"}), HasSubstr("data.classes: is that of the model"));

@@ -49,9 +49,21 @@ TEST(ChatTemplate, FindsTheAssistantsText) {
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHéllo"
             "<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n");
   EXPECT_EQ(answers_of(chat), (std::vector<std::string>{"Héllo<|im_end|>\n", "<|im_end|>\n"}));
+  EXPECT_EQ(chat.num_empty, 1);
   const RenderedChat back = RenderedChat::from_json(chat.to_json());
   EXPECT_EQ(back.text, chat.text);
   EXPECT_EQ(back.answers, chat.answers);
+}
+
+/// Of a message that calls tools, or has thoughts, the template writes more than its end.
+TEST(ChatTemplate, AnswersWithoutContentAreCounted) {
+  const ChatTemplate chat_ml(kChatMl, "t", "", "");
+  const auto num_empty = [&](const json& messages) { return chat_ml.render(messages, nullptr, "x:1").num_empty; };
+  const json ask = message("user", "a");
+  EXPECT_EQ(num_empty({ask, message("assistant", " \n"), message("user", ""), message("assistant", "b")}), 1);
+  EXPECT_EQ(num_empty({ask, {{"role", "assistant"}, {"content", ""}, {"tool_calls", json::array()}}}), 1);
+  EXPECT_EQ(num_empty({ask, {{"role", "assistant"}, {"content", ""}, {"tool_calls", {{{"name", "f"}}}}}}), 0);
+  EXPECT_EQ(num_empty({ask, {{"role", "assistant"}, {"content", ""}, {"reasoning_content", "hm"}}}), 0);
 }
 
 /// A resumed run knows its text by a hash of this.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/base/error.h"
+#include "caravan/data/chat/chat_template.h"
 #include "tests/data/compress.h"
 #include "tests/data/support.h"
 
@@ -118,6 +119,59 @@ TEST_F(StreamedTextTest, ErrorsNameFileAndLine) {
   EXPECT_THAT(message_of<DataError>([&] { text({{"d.txt", "PAR1 and more"}}); }), HasSubstr("d.txt: is a table"));
   EXPECT_THAT(message_of<DataError>([] { StreamedText({"/dev/zero"}, {}); }),
               HasSubstr("/dev/zero: is not a regular file"));
+}
+
+constexpr const char* kChatTemplate =
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role[:1] + m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}";
+
+std::string chat_line(const std::string& ask, const std::string& answer, const std::string& asks = "user") {
+  return R"({"messages": [{"role": ")" + asks + R"(", "content": ")" + ask +
+         R"("}, {"role": "assistant", "content": ")" + answer + "\"}]}\n";
+}
+
+/// The documents are those of the whole file, and each part of the text is what it is without streaming.
+TEST_F(StreamedTextTest, ChatsAreThoseOfTheWholeFile) {
+  const auto chat = std::make_shared<const ChatTemplate>(kChatTemplate, "t", "", "");
+  const StreamedText::Options options{
+      .format = {.field = "messages", .chat = chat}, .validation_fraction = 0.25, .shard_bytes = 200};
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += chat_line("q" + std::to_string(i), std::string(static_cast<size_t>(i), 'w'));
+  StreamedText streamed = text({{"a.jsonl", lines}}, options);
+  std::vector<std::string> documents;
+  const auto parts = shards(streamed);
+  EXPECT_GT(parts.size(), 5U);
+  for (const auto& shard : parts) documents.insert(documents.end(), shard.begin(), shard.end());
+  for (std::string& one : streamed.validation()) documents.push_back(std::move(one));
+  const TextFile whole(folder / "a.jsonl", folder / "cache", options.format, DataObserver::none());
+  EXPECT_EQ(documents, (std::vector<std::string>{whole.documents().begin(), whole.documents().end()}));
+  EXPECT_EQ(whole.chats().answers, 20);
+  EXPECT_EQ(whole.chats().empty, 1);
+
+  StreamedText bad = text({{"b.jsonl", lines + chat_line("q", "w", "tool")}}, options);
+  EXPECT_THAT(message_of<DataError>([&] { bad.validation(); }), AllOf(HasSubstr("b.jsonl:21"), HasSubstr("no tools")));
+  auto skips = options;
+  skips.format.skips_bad_lines = true;
+  EXPECT_EQ(text({{"b.jsonl", lines + chat_line("q", "w", "tool")}}, skips).validation().back(), documents.back());
+  EXPECT_THAT(message_of<DataError>([&] { text({{"c.txt", book}}, options); }), HasSubstr("and so no chats"));
+
+  auto other = options;
+  other.format.chat = std::make_shared<const ChatTemplate>(std::string(kChatTemplate) + " ", "t", "", "");
+  EXPECT_NE(text({{"a.jsonl", lines}}, other).content(), streamed.content());
+}
+
+/// A template that exceeds its budget later is no bad line, and the line is that of the file.
+TEST_F(StreamedTextTest, ATemplateThatExceedsItsBudgetIsNamedWithItsLine) {
+  const std::string source = std::string(kChatTemplate) + "{{ 1 % (messages[0].content | length - 9) }}";
+  const StreamedText::Options options{.format = {.field = "messages",
+                                                 .skips_bad_lines = true,
+                                                 .chat = std::make_shared<const ChatTemplate>(source, "t", "", "")},
+                                      .shard_bytes = 150};
+  std::string lines;
+  for (int i = 0; i < 8; ++i) lines += chat_line("ask", "w");
+  StreamedText streamed = text({{"a.jsonl", lines + chat_line("123456789", "w")}}, options);
+  EXPECT_THAT(message_of<UsageError>([&] { shards(streamed); }),
+              AllOf(HasSubstr("a.jsonl:9"), HasSubstr("divides by zero")));
 }
 
 TEST_F(StreamedTextTest, ValidationIsTheEndOfEachFile) {

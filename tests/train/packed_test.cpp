@@ -319,6 +319,53 @@ TEST_P(WholeChats, AResumedRunEqualsAnUninterruptedOne) {
   }
 }
 
+/// Of a text that is one shard the losses are those of the whole text; shards, ranks and a stop in the middle change
+/// nothing else.
+TEST_P(WholeChats, AreStreamed) {
+  write_file(runs_ / "held.jsonl", read_file(runs_ / "more.jsonl"));
+  const auto of = [&](const std::string& dir, std::vector<std::string> set, int64_t shard_bytes) {
+    const std::vector<std::string> common{"data.validation=held.jsonl", "train.eval_every=2"};
+    set.insert(set.end(), common.begin(), common.end());
+    TrainOptions made = options(dir, set);
+    made.folders.shard_bytes = shard_bytes;
+    made.folders.cache = runs_ / ("cache-" + dir);
+    return made;
+  };
+  for (const std::string fill : {"best_fit", "stream"}) {
+    const std::string key = "data.fill=" + fill, streamed = "data.streaming=true";
+    train_on(1, of(fill + "-whole", {key}, 1 << 20));
+    train_on(2, of(fill + "-shard", {key, streamed}, 1 << 20));
+    const std::vector<double> want = losses(runs_ / (fill + "-whole")), found = losses(runs_ / (fill + "-shard"));
+    ASSERT_EQ(found.size(), 6U);
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(found[i] / want[i], 1, 1e-5) << fill << i;
+  }
+  const auto run = [&](int ranks) {
+    const std::string dir = "on" + std::to_string(ranks);
+    train_on(ranks, of(dir, {"data.streaming=true"}, 900));
+    return losses(runs_ / dir);
+  };
+  const std::vector<double> one = run(1);
+  for (const std::vector<double>& found : {run(2), run(3)}) {
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(found[i] / one[i], 1, 1e-5) << i;
+  }
+  for (const std::string dir : {"text", "mixture"}) {
+    const auto part = [&](const std::string& name) {
+      TrainOptions made = of(dir + name, {"data.streaming=true"}, 900);
+      if (dir == "text") return made;
+      made.recipe.data.text = Recipe{}.data.text;
+      made.recipe.locations.erase("data.text");
+      made.recipe.data.sources = {{.path = "chats.jsonl", .weight = 2}, {.path = "more.jsonl"}};
+      return made;
+    };
+    train_on(2, part("-whole"));
+    run_twice(part("-parts"), part("-parts"));
+    EXPECT_EQ(log_lines(runs_ / (dir + "-parts")), log_lines(runs_ / (dir + "-whole")));
+    EXPECT_EQ(
+        first_difference(checkpoint_tensors(runs_ / (dir + "-parts")), checkpoint_tensors(runs_ / (dir + "-whole"))),
+        "");
+  }
+}
+
 /// A run from before data.fill existed has windows, and keeps them, whichever recipe resumes it.
 TEST_P(WholeChats, ARunOfWindowsKeepsThem) {
   train_on(2, options("whole", {"data.fill=stream"}));
@@ -345,6 +392,14 @@ TEST(PackKeys, AreCheckedAndBelongTogether) {
   EXPECT_TRUE(parse_recipe("", "r", {"data.format=chat"}).data.fills_best());
   EXPECT_THAT(to_toml(parse_recipe("", "r", {"data.format=chat"})), HasSubstr("fill = \"best_fit\""));
   EXPECT_FALSE(parse_recipe("", "r", {"data.format=chat", "data.fill=stream"}).data.fills_best());
+  // The fill of a run of texts, or of an imported model, is not that of chats.
+  const std::string of_texts = to_toml(parse_recipe("", "r"));
+  const auto again = [&](const std::vector<std::string>& set) {
+    return parse_recipe(of_texts, "r", set, RecipeWriter::run).data.fills_best();
+  };
+  EXPECT_FALSE(again({}));
+  EXPECT_TRUE(again({"data.format=chat"}));
+  EXPECT_FALSE(again({"data.format=chat", "data.fill=stream"}));
   EXPECT_TRUE(parse_recipe("", "r", {"data.fill=best_fit"}).data.fills_best());
   EXPECT_THAT(message_of<UsageError>([] { parse_recipe("", "r", {"data.fill=best"}); }), HasSubstr("'best_fit'"));
   EXPECT_THAT(message_of<UsageError>([] { parse_recipe("", "r", {"data.positions=restart"}); }),

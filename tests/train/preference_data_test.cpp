@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include "caravan/base/error.h"
+#include "caravan/data/tasks/preference_task.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/train/dataset/task_dataset.h"
 #include "tests/data/task_support.h"
@@ -15,6 +17,7 @@ namespace {
 using namespace testing;  // NOLINT: helpers of tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kNone = kIgnoredLabel;
 
@@ -125,6 +128,53 @@ TEST_F(PreferenceData, ChatsAreWrittenByTheTemplate) {
   }
 }
 
+/// Equal in the file, or once both are cut.
+TEST_F(PreferenceData, PairsOfEqualAnswersAreNotedOrRefused) {
+  const auto line = [](const std::string& chosen, const std::string& rejected) {
+    return R"({"prompt":"w1 w2","chosen":")" + chosen + R"(","rejected":")" + rejected + "\"}\n";
+  };
+  const std::string good = line(" w3", " w4"), same = line(" w3", " w3");
+  const std::string cut = line(" w3 w4 w5 w6 w7 w8", " w3 w4 w5 w6 w7 w9"), shorter = line(" w3 w4", " w3");
+  const auto notes = [&](const std::string& lines, int64_t context) { return open(lines, {}, context)->rows->notes(); };
+  const std::string fact = "the same chosen and rejected answer within model.context, and so nothing to learn";
+  EXPECT_EQ(notes(good + same + cut + shorter + good, 6),
+            std::vector<std::string>{"records.jsonl: 2 of 4 pairs have " + fact});
+  EXPECT_EQ(notes(good + same + cut + shorter + good, 8),
+            std::vector<std::string>{"records.jsonl: 1 of 4 pairs has " + fact});
+  EXPECT_TRUE(notes(good + cut + shorter + good, 8).empty());
+  EXPECT_THAT(message_of<DataError>([&] { open(same + cut + good, {}, 6); }),
+              AllOf(HasSubstr("records.jsonl: has 2 pairs, all with " + fact), HasSubstr("or raise model.context")));
+}
+
+/// Against rows: a pair is idle if both of its sequences are the same.
+TEST_F(PreferenceData, IdlePairsAreThoseOfEqualSequences) {
+  const PreferenceTask task(word_tokenizer(40), 6, false);
+  EXPECT_TRUE(rc::check("as the rows say", [&] {
+    const auto words = rc::gen::nonEmpty(rc::gen::container<std::vector<int32_t>>(rc::gen::inRange(11, 13)));
+    const RecordList::Texts texts{*words, *words, 0, *words};
+    std::vector<int32_t> ids;
+    for (const auto* part : {&texts.first, &texts.second, &texts.third})
+      ids.insert(ids.end(), part->begin(), part->end());
+    const auto file_of = [&](const std::string& name, const std::vector<int32_t>& numbers) {
+      TokenFileWriter writer(folder / name, 1 << 20);
+      writer.append(numbers);
+      writer.finish(0, {});
+      return TokenFile::open(folder / name);
+    };
+    const TokenFile tokens = file_of("ids", ids);
+    const TokenFile index =
+        file_of("index", {static_cast<int32_t>(texts.first.size()), static_cast<int32_t>(texts.second.size()),
+                          static_cast<int32_t>(texts.third.size())});
+    const RecordList records(tokens, index, ThirdNumber::tokens);
+    Ids inputs(12), labels(12);
+    task.fill(texts, {.ids = inputs, .labels = labels});
+    const bool are_same =
+        part_of(inputs, 0, 6) == part_of(inputs, 6, 6) && part_of(labels, 0, 6) == part_of(labels, 6, 6);
+    RC_CLASSIFY(are_same);
+    RC_ASSERT(task.is_idle(records, 0) == are_same);
+  }));
+}
+
 TEST_F(PreferenceData, BadRecordsAreNamedByLine) {
   const std::string good = std::string(kText) + "\n";
   EXPECT_THAT(error_of(good + R"({"prompt":"w1","chosen":"w2"})"),
@@ -141,6 +191,11 @@ TEST_F(PreferenceData, BadRecordsAreNamedByLine) {
               AllOf(HasSubstr("records.jsonl:2"), HasSubstr("begin with different messages")));
   EXPECT_THAT(chat_error(R"({"chosen":[{"role":"user","content":"w3"}],"rejected":[{"role":"user","content":"w3"}]})"),
               AllOf(HasSubstr("records.jsonl:2"), HasSubstr("has no answer")));
+  // Whole conversations, and their beginning once more: nothing is wrong with the template.
+  const std::string whole = std::string(R"({"prompt":[{"role":"user","content":"w3"}],)") + (kWhole + 1);
+  EXPECT_THAT(chat_error(whole),
+              AllOf(HasSubstr("records.jsonl:2"), HasSubstr("its field chosen repeats the messages of prompt"),
+                    HasSubstr("give the answer alone"), Not(HasSubstr("template"))));
   EXPECT_THAT(chat_error(R"({"prompt":[],"chosen":[],"rejected":[]})"), HasSubstr("is no list of messages"));
   EXPECT_THAT(chat_error(R"({"prompt":[{"role":"user","content":"w3"}],"rejected":[]})"),
               AllOf(HasSubstr("records.jsonl:2"), HasSubstr("chosen")));

@@ -128,6 +128,7 @@ int inspect_data(const DataArguments& arguments) {
   const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder), DataObserver::none(), StreamRole::builds,
                                     recipe.model.context);
   const auto rows = train_rows(data, recipe.data, row_settings(recipe), recipe.train.seed);
+  if (data.streamed) rows->prepare(0, 1);  // for the note of its first part
   print_texts(data, recipe, *rows);
   for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, *rows, arguments.first_sample + i);
   return 0;

@@ -48,6 +48,10 @@ void check_overrides(const EvaluateArguments& arguments) {
   }
 }
 
+bool sets(const EvaluateArguments& arguments, const std::string& key) {
+  return std::ranges::any_of(arguments.overrides, [&](const std::string& set) { return set.starts_with(key + "="); });
+}
+
 /// How the texts are read: as the recipe of a run says, else as is usual for the model.
 Recipe evaluation_recipe(const EvaluateArguments& arguments, const LoadedModel& loaded) {
   check_overrides(arguments);
@@ -65,8 +69,9 @@ Recipe evaluation_recipe(const EvaluateArguments& arguments, const LoadedModel& 
     if (!data.validation.empty()) set.emplace_back("data.validation=\"\"");
     if (data.streaming) set.emplace_back("data.streaming=false");
     // Windows of one text, unless asked otherwise.
-    if (data.packs_documents() && !data.has_chats()) set.emplace_back("data.pack=none");
-    if (data.fills_best() && !data.has_chats()) set.emplace_back("data.fill=stream");
+    const bool reads_text = !data.has_chats() && !sets(arguments, "data.format");
+    if (data.packs_documents() && reads_text) set.emplace_back("data.pack=none");
+    if (data.fills_best() && reads_text) set.emplace_back("data.fill=stream");
   } else {
     set = {override_of("train.init_from", folder.string()),
            override_of("data.task", std::string(usual_task(loaded.model->config())))};
@@ -101,6 +106,8 @@ struct Rows {
   std::string keys{};  ///< what else makes rows differ
   int64_t num_classes = 0;
   bool are_windows = false;  ///< of one long text, with --stride
+  std::string fill{};        ///< of the next tokens of texts and chats, unless are_windows
+  std::string pack{};
 };
 
 Rows rows_of(const EvaluateArguments& arguments, const LoadedModel& loaded, const Recipe& recipe,
@@ -138,10 +145,19 @@ Rows rows_of(const EvaluateArguments& arguments, const LoadedModel& loaded, cons
   settings.context = context;
   settings.decoder_start = loaded.text.tokens.decoder_start;
   rows.all = validation_rows(dataset, recipe.data, settings);
+  if (rows.task == "next") {
+    rows.fill = recipe.data.fills_best() ? "best_fit" : "stream";
+    rows.pack = recipe.data.pack;
+  }
   const TaskChoice& task = recipe.data.task;
   rows.keys = fmt::format("{} {} {} {} {} {}", task.mask_rate, task.whole_words, task.span_length, recipe.data.pack,
                           recipe.data.fills_best(), settings.decoder_start.value_or(-1));
   return rows;
+}
+
+/// "231.1401", and "2.286e+47" of a model that knows nothing of the text.
+std::string in_short(double perplexity) {
+  return perplexity < 1e6 ? fmt::format("{:.4f}", perplexity) : fmt::format("{:.3e}", perplexity);
 }
 
 void print(const EvaluateArguments& arguments, const std::string& model, const Rows& rows, const Evaluation& result,
@@ -151,6 +167,8 @@ void print(const EvaluateArguments& arguments, const std::string& model, const R
   if (arguments.json) {
     Json line{{"model", model}, {"texts", arguments.texts}};
     if (!rows.are_windows) line["task"] = rows.task;
+    if (!rows.fill.empty()) line["fill"] = rows.fill;
+    if (!rows.pack.empty()) line["pack"] = rows.pack;
     line[has_tokens ? "tokens" : "records"] = rows.all->num_targets();
     line["loss"] = result.loss;
     if (has_tokens) line["perplexity"] = std::exp(result.loss);
@@ -164,9 +182,12 @@ void print(const EvaluateArguments& arguments, const std::string& model, const R
   }
   fmt::print("model          {}\n", model);
   if (!rows.are_windows) fmt::print("task           {}\n", rows.task);
+  if (!rows.fill.empty()) {
+    fmt::print("sequences      data.fill = \"{}\", data.pack = \"{}\"\n", rows.fill, rows.pack);
+  }
   fmt::print("{:<14} {}\n", has_tokens ? "tokens" : "records", rows.all->num_targets());
   fmt::print("loss           {:.4f} nats per {}\n", result.loss, has_tokens ? "token" : "record");
-  if (has_tokens) fmt::print("perplexity     {:.4f}\n", std::exp(result.loss));
+  if (has_tokens) fmt::print("perplexity     {}\n", in_short(std::exp(result.loss)));
   if (has_bytes) fmt::print("bits per byte  {:.4f}\n", result.bits_per_byte);
   if (result.accuracy) fmt::print("accuracy       {:.4f}\n", *result.accuracy);
   if (result.macro_f1) fmt::print("macro F1       {:.4f}\n", *result.macro_f1);

@@ -193,11 +193,8 @@ std::vector<RecipeKey> text_keys() {
                 FIELD(data.text), false),
           [](const Recipe& recipe) { return recipe.data.sources.empty(); }, "is not used with data.sources"),
       data_sources(),
-      of_tasks(only_with(
-                   boolean({"data.streaming", OnResume::history},
-                           "tokenize the text during training: for texts larger than memory", FIELD(data.streaming)),
-                   [](const Recipe& recipe) { return !recipe.data.has_chats(); },
-                   "is used with data.format = \"text\" only"),
+      of_tasks(boolean({"data.streaming", OnResume::history},
+                       "tokenize texts or chats during training: for those larger than memory", FIELD(data.streaming)),
                kTextTasks),
       of_tasks(choice({"data.format", OnResume::content},
                       "what a line of JSON lines holds: a text, or a chat, of which only the assistant's messages are "

@@ -54,6 +54,24 @@ bool check_messages(const Json& messages, const std::string& where) {
   return has_answer;
 }
 
+bool is_blank(const Json& value) {
+  if (!value.is_string()) return value.empty();
+  return value.get_ref<const std::string&>().find_first_not_of(kSpace) == std::string::npos;
+}
+
+/// How many of the assistant's messages have nothing that a template could write; of the last alone if `is_last_alone`.
+int64_t count_empty(const Json& messages, bool is_last_alone) {
+  int64_t count = 0;
+  for (auto message = messages.rbegin(); message != messages.rend(); ++message) {
+    if (message->at("role") != "assistant") continue;
+    bool is_empty = true;
+    for (const auto& [name, value] : message->items()) is_empty &= name == "role" || is_blank(value);
+    count += is_empty ? 1 : 0;
+    if (is_last_alone) break;
+  }
+  return count;
+}
+
 /// The reason alone: minja repeats the source, a line of some kilobytes, for each block around the place.
 std::string reason_of(const Json& said) {
   const std::string error = said.at("error").get<std::string>();
@@ -87,7 +105,7 @@ std::string RenderedChat::to_json() const {
 RenderedChat RenderedChat::from_json(std::string_view text) {
   const Json object = Json::parse(text);
   return {object.at("text").get<std::string>(), object.at("answers").get<std::vector<std::pair<size_t, size_t>>>(),
-          object.value("last_alone", false)};
+          object.value("last_alone", false), 0};
 }
 
 ChatTemplate::ChatTemplate(std::string source, std::string file, std::string bos, std::string eos)
@@ -162,7 +180,7 @@ RenderedChat ChatTemplate::render(const Json& messages, const Json& tools, const
   }
   const auto answers = answer.said.value("answers", std::vector<std::pair<size_t, size_t>>());
   const bool has_last_alone = answer.said.value("rewrites", false);
-  return {checked_text(std::move(answer), where), answers, has_last_alone};
+  return {checked_text(std::move(answer), where), answers, has_last_alone, count_empty(messages, has_last_alone)};
 }
 
 std::string ChatTemplate::prompt(const Json& messages, const Json& tools, const std::string& where) const {

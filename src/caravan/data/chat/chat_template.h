@@ -20,6 +20,8 @@ struct RenderedChat {
   /// The template rewrites earlier messages when one is added, so that only the last answer follows what the model is
   /// given when it answers: the answers before are not among these.
   bool has_last_alone = false;
+  /// Of the answers, those of messages without content: only what ends them is learned. Not part of the JSON text.
+  int64_t num_empty = 0;
 
   /// Converts to and from JSON text.
   std::string to_json() const;

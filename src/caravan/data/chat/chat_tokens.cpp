@@ -116,20 +116,16 @@ MarkedChat marked(const RenderedChat& chat, const Tokenizer& tokenizer) {
 ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
                                const Tokenizer& tokenizer, DataObserver& observer) {
   SecondPass hashing(observer);
-  const auto content_of = [&](std::string_view what) {
-    ContentHasher hasher;
-    hasher.update(kMarking);
-    hasher.update(what);
-    hasher.update(tokenizer.hash().high);
-    hasher.update(tokenizer.hash().low);
-    for (const std::string_view chat : chats) {
-      hasher.update(static_cast<uint64_t>(chat.size()));
-      in_pieces(chat, hashing, [&](std::string_view piece) { hasher.update(piece); });
-    }
-    return hasher.value();
-  };
-  const ContentHash of_tokens = content_of("tokens");
-  const ContentHash of_marks = content_of("marks");
+  ContentHasher hasher;
+  hasher.update(kMarking);
+  hasher.update("tokens");
+  hasher.update(tokenizer.hash().high);
+  hasher.update(tokenizer.hash().low);
+  for (const std::string_view chat : chats) {
+    hasher.update(static_cast<uint64_t>(chat.size()));
+    in_pieces(chat, hashing, [&](std::string_view piece) { hasher.update(piece); });
+  }
+  const ContentHash of_tokens = hasher.value();
   const auto build = [&](TokenFileWriter& ids, TokenFileWriter& of_ids) {
     observer.begin("tokenizing", num_bytes(chats));
     int64_t bytes = 0;
@@ -143,9 +139,17 @@ ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span
     return bytes;
   };
   auto [tokens, marks] = open_or_build_both(
-      cache_dir, {of_tokens, tokenizer.vocab_size()}, {of_marks, kNumMarks}, build,
+      cache_dir, {of_tokens, tokenizer.vocab_size()}, {content_of_marks(of_tokens), kNumMarks}, build,
       [](const TokenFile& ids, const TokenFile& of_ids) { return ids.size() == of_ids.size(); }, observer);
   return {std::move(tokens), std::move(marks)};
+}
+
+ContentHash content_of_marks(const ContentHash& tokens) {
+  ContentHasher hasher;
+  hasher.update("marks");
+  hasher.update(tokens.high);
+  hasher.update(tokens.low);
+  return hasher.value();
 }
 
 AnswerCounts::AnswerCounts(const TokenFile& marks, bool packed) : marks_(&marks), packed_(packed) {

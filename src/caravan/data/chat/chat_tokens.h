@@ -19,12 +19,16 @@ struct ChatTokens {
 /// Bits of a mark.
 inline constexpr int32_t kIsAnswer = 1;  ///< a token of the assistant: a target
 inline constexpr int32_t kEndsChat = 2;  ///< the last token of its chat
+inline bool ends_chat(int64_t mark) { return (mark & kEndsChat) != 0; }
 
 /// As open_or_build, for documents of RenderedChat::to_json, without a token between them. A token is the assistant's
 /// if it begins within an answer. The tokens' text_bytes are those of answers. Also throws DataError for a tokenizer
 /// whose tokens do not spell the text byte for byte: then the assistant's tokens cannot be determined.
 ChatTokens open_or_build_chats(const std::filesystem::path& cache_dir, std::span<const std::string_view> chats,
                                const Tokenizer& tokenizer, DataObserver& observer = DataObserver::none());
+
+/// The content of the file of marks, by that of the tokens that they belong to.
+ContentHash content_of_marks(const ContentHash& tokens);
 
 /// Counts the targets of windows of chats from sums over blocks of tokens: each count reads two blocks, for any window
 /// length.

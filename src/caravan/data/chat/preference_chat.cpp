@@ -40,6 +40,8 @@ class PreferenceChat {
       chosen.erase(chosen.begin(), end.first);
       rejected.erase(rejected.begin(), end.second);
     }
+    refuse_repeated(prompt, chosen, fields_.second);
+    refuse_repeated(prompt, rejected, fields_.third);
     if (prompt.empty()) {
       refuse(fmt::format("has no field {}, and its answers begin with different messages", fields_.first),
              "give the messages before the answers in that field, or in both answers");
@@ -71,6 +73,15 @@ class PreferenceChat {
              R"(give [{"role": "assistant", "content": "Hello"}])");
     }
     return *messages;
+  }
+
+  /// Refuses an answer that begins with the prompt, which would be learned.
+  void refuse_repeated(const ordered_json& prompt, const ordered_json& messages, const std::string& field) const {
+    const bool repeats = !prompt.empty() && messages.size() >= prompt.size() &&
+                         std::equal(prompt.begin(), prompt.end(), messages.begin());
+    if (!repeats || find_field(object_, fields_.first) == nullptr) return;
+    refuse(fmt::format("its field {} repeats the messages of {}", field, fields_.first),
+           fmt::format("give the answer alone; or whole conversations without the field {}", fields_.first));
   }
 
   /// What the template writes for `messages` after `text`, that of the prompt.

@@ -72,10 +72,10 @@ int64_t Corpus::num_skipped_lines() const noexcept {
   return count;
 }
 
-int64_t Corpus::num_last_alone() const noexcept {
-  int64_t count = 0;
-  for (const TextFile& file : files_) count += file.num_last_alone();
-  return count;
+ChatCounts Corpus::chats() const noexcept {
+  ChatCounts counts;
+  for (const TextFile& file : files_) counts += file.chats();
+  return counts;
 }
 
 const std::filesystem::path* Corpus::file_of(std::string_view document) const {

@@ -36,7 +36,7 @@ class Corpus {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept;
-  int64_t num_last_alone() const noexcept;  ///< see TextFile
+  ChatCounts chats() const noexcept;
   /// The file of a whole document; null if it is none of these.
   const std::filesystem::path* file_of(std::string_view document) const;
   /// Splits each file, so that validation has a part of every file. With `keeps_documents` no document is cut:

@@ -9,6 +9,7 @@
 
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
+#include "caravan/data/chat/chat_line.h"
 #include "caravan/data/chat/chat_template.h"
 #include "caravan/data/chat/preference_chat.h"
 #include "caravan/data/files/compressed.h"
@@ -22,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kDecoding = 2;  ///< increment when the same file decodes to other documents
+constexpr uint64_t kDecoding = 3;  ///< increment when the same file decodes to other documents
 constexpr std::array<char, 8> kTextMagic{'C', 'R', 'V', 'T', 'E', 'X', 'T', 'S'};
 constexpr size_t kAlignment = sizeof(uint64_t);
 
@@ -32,12 +33,14 @@ struct TextHeader {
   uint64_t num_documents;
   uint64_t text_bytes;
   uint64_t num_skipped_lines;
-  uint64_t num_last_alone;
+  uint64_t num_last_alone;  ///< of chats, as in ChatCounts
+  uint64_t num_answers;
+  uint64_t num_empty;
   // Over the text, the ends, and the fields above.
   uint64_t hash_high;
   uint64_t hash_low;
 };
-static_assert(sizeof(TextHeader) == 56);
+static_assert(sizeof(TextHeader) == 72);
 
 size_t padding_of(size_t bytes) { return (kAlignment - bytes % kAlignment) % kAlignment; }
 
@@ -128,22 +131,11 @@ class Decoding {
   }
 
  private:
-  /// Null: the line has none.
-  static const nlohmann::ordered_json* share_gpt_of(const nlohmann::ordered_json& object) {
-    const nlohmann::ordered_json* said = find_field(object, "conversations");
-    const bool is_it = said != nullptr && said->is_array() && !said->empty() && said->front().contains("from");
-    return is_it ? said : nullptr;
-  }
-
   std::string rendered(const nlohmann::json& object, std::string_view line, int64_t number) {
-    // Templates write tools and their parameters in the order of the file.
-    const auto ordered = nlohmann::ordered_json::parse(line);
-    const nlohmann::ordered_json* messages = find_field(ordered, format_.field);
-    if (messages == nullptr) messages = share_gpt_of(ordered);  // which render refuses with its conversion
-    if (messages == nullptr) json_field(object, format_.field, source_, number);
-    const RenderedChat chat = format_.chat->render(*messages, ordered.value("tools", nlohmann::ordered_json()),
-                                                   fmt::format("{}:{}", source_.string(), number));
+    const RenderedChat chat = rendered_chat(object, line, format_, source_, number);
     if (chat.has_last_alone) ++header_.num_last_alone;
+    header_.num_answers += chat.answers.size();
+    header_.num_empty += static_cast<uint64_t>(chat.num_empty);
     return chat.to_json();
   }
 
@@ -252,10 +244,7 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
     : file_(path, "data") {
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
   const Content kind = kind_of_content(file_.text(), path);
-  if (kind == Content::text && format.chat != nullptr && format.record == nullptr) {
-    throw DataError({"data", path.string(), "has no JSON lines, and so no chats", "",
-                     "give a .jsonl file with a list of messages in each line, or a table of them"});
-  }
+  if (kind == Content::text && format.chat != nullptr && format.record == nullptr) refuse_text_for_chats(path);
   if (kind != Content::json_lines && format.record != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no records", "",
                      "give a .jsonl file with an object in each line; of a table: datasets.Dataset.to_json(FILE)"});
@@ -286,7 +275,9 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   }
   file_ = std::move(mapped);
   num_skipped_lines_ = static_cast<int64_t>(decoded->header.num_skipped_lines);
-  num_last_alone_ = static_cast<int64_t>(decoded->header.num_last_alone);
+  chats_ = {.last_alone = static_cast<int64_t>(decoded->header.num_last_alone),
+            .answers = static_cast<int64_t>(decoded->header.num_answers),
+            .empty = static_cast<int64_t>(decoded->header.num_empty)};
   uint64_t begin = 0;
   for (const uint64_t end : decoded->ends) {
     documents_.push_back(decoded->text.substr(begin, end - begin));

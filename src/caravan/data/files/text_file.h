@@ -28,6 +28,19 @@ struct TextFormat {
   std::shared_ptr<const RecordFields> record{};
 };
 
+/// What the chats of a text have.
+struct ChatCounts {
+  int64_t last_alone = 0;  ///< chats of which only the last answer is learned: RenderedChat::has_last_alone
+  int64_t answers = 0;
+  int64_t empty = 0;  ///< answers: RenderedChat::num_empty
+  ChatCounts& operator+=(const ChatCounts& other) noexcept {
+    last_alone += other.last_alone;
+    answers += other.answers;
+    empty += other.empty;
+    return *this;
+  }
+};
+
 /// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, detected by its
 /// name (.jsonl, .ndjson) or its first lines, has one per line; lines with an empty text have none. Either may be
 /// compressed with gzip or zstd, detected by the first bytes. A table has one per row: see read_table.
@@ -41,15 +54,14 @@ class TextFile {
 
   const std::vector<std::string_view>& documents() const noexcept { return documents_; }
   int64_t num_skipped_lines() const noexcept { return num_skipped_lines_; }
-  /// Chats of which only the last answer is learned: RenderedChat::has_last_alone.
-  int64_t num_last_alone() const noexcept { return num_last_alone_; }
+  const ChatCounts& chats() const noexcept { return chats_; }
 
  private:
   std::shared_ptr<const CacheLock> use_;  ///< lock on a file in the cache
   MappedFile file_;
   std::vector<std::string_view> documents_;
   int64_t num_skipped_lines_ = 0;
-  int64_t num_last_alone_ = 0;
+  ChatCounts chats_;
 };
 
 }  // namespace caravan

@@ -35,10 +35,23 @@ PreferenceTask::PreferenceTask(const Tokenizer& tokenizer, int64_t context, bool
                     fmt::format("use at least {}", least)});
 }
 
-void PreferenceTask::fill(const RecordList::Texts& record, const RowBuffers& row) const {
+std::pair<int64_t, int64_t> PreferenceTask::truncated(const RecordList::Size& record) const {
   const int64_t room = context_ + 1 - std::ssize(begin_) - std::ssize(end_);
-  const int64_t longer = std::max(std::ssize(record.second), std::ssize(record.third));
-  const auto [prompt, answer] = longest_first(std::ssize(record.first), longer, room);
+  return longest_first(record.first, std::max(record.second, record.third), room);
+}
+
+bool PreferenceTask::is_idle(const RecordList& records, int64_t record) const {
+  const RecordList::Size size = records.size_of(record);
+  const int64_t answer = truncated(size).second;
+  const int64_t count = std::min(size.second, answer);
+  if (count != std::min(size.third, answer)) return false;
+  const RecordList::Texts texts = records.read(record);
+  return std::equal(texts.second.begin(), texts.second.begin() + count, texts.third.begin());
+}
+
+void PreferenceTask::fill(const RecordList::Texts& record, const RowBuffers& row) const {
+  const auto [prompt, answer] = truncated(
+      {.first = std::ssize(record.first), .second = std::ssize(record.second), .third = std::ssize(record.third)});
   const auto last_tokens = std::span(record.first).last(static_cast<size_t>(prompt));
   int64_t index = 0;
   for (const auto* text : {&record.second, &record.third}) {

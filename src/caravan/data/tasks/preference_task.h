@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "caravan/data/tasks/record_task.h"
@@ -25,8 +26,12 @@ class PreferenceTask final : public RecordTask {
   void fill(const RecordList::Texts& record, const RowBuffers& row) const override;
   /// The loss is a mean over pairs.
   int64_t num_targets(const RecordList::Size& /*record*/) const override { return 1; }
+  /// Both answers are the same after truncation.
+  bool is_idle(const RecordList& records, int64_t record) const override;
 
  private:
+  /// What is left of the prompt and of the longer answer.
+  std::pair<int64_t, int64_t> truncated(const RecordList::Size& record) const;
   void fill_sequence(std::span<const int32_t> prompt, std::span<const int32_t> answer,
                      const RowBuffers& sequence) const;
 

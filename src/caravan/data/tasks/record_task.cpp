@@ -140,11 +140,28 @@ void PairTask::fill_decoder(const std::vector<int64_t>& source, const std::vecto
 
 RecordTaskRows::RecordTaskRows(std::vector<RecordSource> sources, std::shared_ptr<const RecordTask> task, uint64_t seed)
     : sources_(std::move(sources)), turns_(weights_of(sources_)), task_(std::move(task)), seed_(seed) {
-  for (const RecordSource& source : sources_) {
-    if (source.records.size() > 0) continue;
-    throw DataError({"data", source.name.empty() ? "data.text" : source.name, "has no record for training", "",
-                     "give more of them, or another data.validation_fraction"});
+  for (const RecordSource& source : sources_) check_source(source);
+}
+
+void RecordTaskRows::check_source(const RecordSource& source) {
+  const std::string name = source.name.empty() ? "data.text" : source.name;
+  const int64_t count = source.records.size();
+  if (count == 0) {
+    throw DataError(
+        {"data", name, "has no record for training", "", "give more of them, or another data.validation_fraction"});
   }
+  int64_t num_idle = 0;
+  for (int64_t record = 0; record < count; ++record) num_idle += task_->is_idle(source.records, record) ? 1 : 0;
+  if (num_idle == 0) return;
+  const std::string fact = "the same chosen and rejected answer within model.context, and so nothing to learn";
+  if (num_idle == count) {
+    throw DataError({"data", name,
+                     count == 1 ? fmt::format("has one pair, with {}", fact)
+                                : fmt::format("has {} pairs, all with {}", count, fact),
+                     "", "give pairs whose answers differ, or raise model.context"});
+  }
+  notes_.push_back(
+      fmt::format("{}: {} of {} pairs {} {}", name, num_idle, count, num_idle == 1 ? "has" : "have", fact));
 }
 
 std::pair<const RecordList*, int64_t> RecordTaskRows::record_of(int64_t sample) const {

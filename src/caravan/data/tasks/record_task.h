@@ -25,6 +25,8 @@ class RecordTask {
   virtual RowShape shape() const = 0;
   virtual void fill(const RecordList::Texts& record, const RowBuffers& row) const = 0;
   virtual int64_t num_targets(const RecordList::Size& record) const = 0;
+  /// Whether nothing can be learned of a record, whatever the model: a preference of an answer to the same answer.
+  virtual bool is_idle(const RecordList& /*records*/, int64_t /*record*/) const { return false; }
 };
 
 /// The numbers of tokens of two texts after truncation to `room` in all, as `transformers` with longest_first: the
@@ -107,7 +109,8 @@ struct RecordSource {
 /// Rows of a task of records. Each epoch of a source visits all its records in another random order.
 class RecordTaskRows final : public TaskRows {
  public:
-  /// Throws DataError for a source without records, and as SourceTurns.
+  /// Reads the sizes of records, and of a few the tokens. Throws DataError for a source without records, or whose
+  /// records are all idle, and as SourceTurns.
   RecordTaskRows(std::vector<RecordSource> sources, std::shared_ptr<const RecordTask> task, uint64_t seed);
 
   RowShape shape() const override { return task_->shape(); }
@@ -116,8 +119,10 @@ class RecordTaskRows final : public TaskRows {
   Draw draw(int64_t sample) const override { return turns_.draw(sample); }
   std::vector<int64_t> drawn(int64_t sample) const override { return turns_.drawn(sample); }
   std::optional<double> epochs(size_t source, int64_t samples) const override;
+  std::vector<std::string> notes() const override { return notes_; }
 
  private:
+  void check_source(const RecordSource& source);
   /// The source and the number of the record of a sample.
   std::pair<const RecordList*, int64_t> record_of(int64_t sample) const;
 
@@ -125,6 +130,7 @@ class RecordTaskRows final : public TaskRows {
   SourceTurns turns_;
   std::shared_ptr<const RecordTask> task_;
   uint64_t seed_;
+  std::vector<std::string> notes_;
 };
 
 /// Their evaluation: every record once, in the order of the files.

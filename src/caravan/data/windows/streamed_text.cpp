@@ -9,6 +9,8 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/data/chat/chat_line.h"
+#include "caravan/data/chat/chat_template.h"
 #include "caravan/data/files/file_format.h"
 #include "caravan/data/files/json_lines.h"
 #include "caravan/data/files/table.h"
@@ -86,6 +88,7 @@ StreamedText::StreamedText(const std::vector<fs::path>& files, const Options& op
                        "write it as JSON lines, or use data.streaming = false"});
     }
     file.has_json_lines = begins_with_json_lines(head, path);
+    if (!file.has_json_lines && options.format.chat != nullptr) refuse_text_for_chats(path);
     if (!file.has_json_lines) check_is_not_binary(head, path);  // if it is not UTF-8, read() finds the line
     if (is_compressed && options.validation_fraction > 0) {
       throw UsageError({"data", "data.validation_fraction",
@@ -130,7 +133,7 @@ TextReader& StreamedText::reader_at(TextPlace place) {
   return *reader_;
 }
 
-StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes) {
+StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes, DataObserver& observer) {
   Shard shard{.documents = {}, .end = begin};
   TextPlace& place = shard.end;
   auto left = static_cast<uint64_t>(bytes);
@@ -143,7 +146,7 @@ StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes) {
     left -= std::min<uint64_t>(left, piece.size());
     const uint64_t offset = std::exchange(place.offset, reader.offset());
     if (file.has_json_lines) {
-      add_lines(file, offset, piece, shard.documents);
+      add_lines(file, offset, piece, shard.documents, observer);
     } else if (!piece.empty()) {
       add_text(file, offset, std::move(piece), goes_on, shard.documents);
       goes_on = true;
@@ -171,18 +174,25 @@ void StreamedText::add_text(const File& file, uint64_t offset, std::string piece
   }
 }
 
+/// "": it has no text.
+std::string StreamedText::document_of(const File& file, int64_t number, std::string_view line) const {
+  const nlohmann::json object = parse_json_line(line, file.path, number);
+  if (options_.format.chat == nullptr) return text_field(object, options_.format.field, file.path, number);
+  return rendered_chat(object, line, options_.format, file.path, number).to_json();
+}
+
 void StreamedText::add_lines(const File& file, uint64_t offset, const std::string& piece,
-                             std::vector<std::string>& documents) const {
+                             std::vector<std::string>& documents, DataObserver& observer) const {
   const auto add = [&](int64_t number, std::string_view line) {
-    const nlohmann::json object = parse_json_line(line, file.path, number);
-    const std::string& text = text_field(object, options_.format.field, file.path, number);
-    if (!text.empty()) documents.push_back(text);
+    std::string document = document_of(file, number, line);
+    if (!document.empty()) documents.push_back(std::move(document));
   };
   LineSplitter lines([&](int64_t number, std::string_view line) {
+    if (options_.format.chat != nullptr) observer.advance(0);  // its template may take seconds
     try {
       add(number, line);
-    } catch (const DataError&) {
-      if (options_.format.skips_bad_lines) return;
+    } catch (const Error& error) {
+      if (options_.format.skips_bad_lines && dynamic_cast<const DataError*>(&error) != nullptr) return;
       if (offset == 0) throw;
       add(number + lines_before(file.path, offset), line);  // throws with the number in the file
     }
@@ -191,13 +201,13 @@ void StreamedText::add_lines(const File& file, uint64_t offset, const std::strin
   lines.finish();
 }
 
-std::vector<std::string> StreamedText::validation() const {
+std::vector<std::string> StreamedText::validation(DataObserver& observer) const {
   std::vector<std::string> documents;
   for (const File& file : files_) {
     if (file.train_end >= file.bytes) continue;
     std::string end = TextReader(file.path, file.train_end, file.bytes).take(file.bytes, TextReader::kWhole);
     if (file.has_json_lines) {
-      add_lines(file, file.train_end, end, documents);
+      add_lines(file, file.train_end, end, documents, observer);
     } else {
       add_text(file, file.train_end, std::move(end), false, documents);
     }
@@ -212,6 +222,12 @@ ContentHash StreamedText::content() const {
   hasher.update(static_cast<uint64_t>(options_.format.field.size()));
   hasher.update(options_.format.field);
   hasher.update(uint64_t{options_.format.skips_bad_lines ? 1U : 0U});
+  if (const ChatTemplate* chat = options_.format.chat.get()) {
+    for (const std::string& part : {chat->source(), chat->bos(), chat->eos()}) {
+      hasher.update(static_cast<uint64_t>(part.size()));
+      hasher.update(part);
+    }
+  }
   for (const File& file : files_) {
     hasher.update(file.bytes);
     hasher.update(file.train_end);

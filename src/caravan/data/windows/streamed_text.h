@@ -9,6 +9,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/data/files/text_file.h"
 #include "caravan/data/files/text_reader.h"
+#include "caravan/data/windows/data_observer.h"
 
 namespace caravan {
 
@@ -43,16 +44,19 @@ class StreamedText {
   };
   /// The shard that begins at `begin`, with `bytes` instead of shard_bytes. Nothing is skipped if it begins where the
   /// last one ended, so compressed files are decompressed once. Throws DataError naming file and line for text that is
-  /// not UTF-8 and for bad JSON lines. One thread.
-  Shard read(TextPlace begin, int64_t bytes);
-  Shard read(TextPlace begin) { return read(begin, options_.shard_bytes); }
+  /// not UTF-8 and for bad JSON lines, as ChatTemplate::render for chats, and what `observer` throws. One thread.
+  Shard read(TextPlace begin, int64_t bytes, DataObserver& observer = DataObserver::none());
+  Shard read(TextPlace begin, DataObserver& observer = DataObserver::none()) {
+    return read(begin, options_.shard_bytes, observer);
+  }
   bool is_end(TextPlace place) const noexcept { return place.file >= files_.size(); }
 
   /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together.
   /// Partial JSON lines are left to training.
-  std::vector<std::string> validation() const;
+  std::vector<std::string> validation(DataObserver& observer = DataObserver::none()) const;
 
-  /// Identifies the text without reading all of it: sizes, beginnings and ends of the files, and the options.
+  /// Identifies the text without reading all of it: sizes, beginnings and ends of the files, and the options, with the
+  /// template of chats.
   ContentHash content() const;
   struct FileContent {
     std::filesystem::path path;
@@ -77,8 +81,9 @@ class StreamedText {
   TextReader& reader_at(TextPlace place);
   void add_text(const File& file, uint64_t offset, std::string piece, bool goes_on,
                 std::vector<std::string>& documents) const;
-  void add_lines(const File& file, uint64_t offset, const std::string& piece,
-                 std::vector<std::string>& documents) const;
+  void add_lines(const File& file, uint64_t offset, const std::string& piece, std::vector<std::string>& documents,
+                 DataObserver& observer) const;
+  std::string document_of(const File& file, int64_t number, std::string_view line) const;
 
   Options options_;
   std::vector<File> files_;

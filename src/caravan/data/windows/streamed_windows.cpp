@@ -40,8 +40,10 @@ void StreamedWindows::learn_next_shard(DataObserver& observer) {
   ends_.push_back((ends_.empty() ? 0 : ends_.back()) + rows_of(record));
   is_whole_ = record.is_last;
   if (!is_whole_ || ends_.back() > 0) return;
+  const char* nothing =
+      streams_.are_chats() ? "has no chat with a token to learn" : "has no document of two tokens or more";
   throw DataError({"data", "the training text " + streams_.name(text_),
-                   has_whole_documents() ? "has no document of two tokens or more"
+                   has_whole_documents() ? nothing
                                          : fmt::format("has no shard of {} tokens, which a window of context {} needs",
                                                        context_ + 1, context_),
                    "", has_whole_documents() ? "give more text" : "give more text, or lower model.context"});
@@ -58,12 +60,23 @@ StreamedWindows::Place StreamedWindows::place_of(int64_t sample, DataObserver& o
 }
 
 std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shard, DataObserver& observer) const {
-  TokenFile tokens = streams_.open(text_, shard, observer);
-  std::optional<Documents> documents;
-  if (packs_) documents.emplace(tokens, packs_->end_of_text, packs_->restarts);
-  std::optional<WholeDocuments> whole;
-  if (const auto& fill = streams_.fill()) whole.emplace(tokens, fill->end_of_text, fill->context);
-  return std::make_shared<const Shard>(Shard{shard, std::move(tokens), std::move(documents), std::move(whole)});
+  ShardTokens opened = streams_.open(text_, shard, observer);
+  const auto made = std::make_shared<Shard>(Shard{shard, std::move(opened.tokens), std::move(opened.marks)});
+  const auto& fill = streams_.fill();
+  if (made->marks) {
+    if (packs_) made->documents.emplace(*made->marks, ends_chat, packs_->restarts);
+    if (fill) made->whole.emplace(*made->marks, fill->context);
+    if (!fill) made->answers.emplace(*made->marks, packs_.has_value());
+  } else {
+    if (packs_) made->documents.emplace(made->tokens, packs_->end_of_text, packs_->restarts);
+    if (fill) made->whole.emplace(made->tokens, fill->end_of_text, fill->context);
+  }
+  return made;
+}
+
+std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::first_shard() {
+  const std::lock_guard lock(mutex_);
+  return find(0);
 }
 
 /// Null if the shard is not open.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/files/documents.h"
 #include "caravan/data/windows/pieces.h"
 #include "caravan/data/windows/token_streams.h"
@@ -15,9 +16,9 @@
 
 namespace caravan {
 
-/// How to separate documents that share a window: see Documents.
+/// How to separate documents or chats that share a window: see Documents.
 struct PackRule {
-  int64_t end_of_text = 0;
+  int64_t end_of_text = 0;  ///< of documents
   bool restarts = true;
 };
 
@@ -34,8 +35,10 @@ class StreamedWindows {
   struct Shard {
     int64_t index;
     TokenFile tokens;
-    std::optional<Documents> documents;
-    std::optional<WholeDocuments> whole;  ///< with a FillRule
+    std::optional<TokenFile> marks{};  ///< of chats
+    std::optional<Documents> documents{};
+    std::optional<WholeDocuments> whole{};  ///< with a FillRule
+    std::optional<AnswerCounts> answers{};  ///< of chats in windows
   };
   struct Row {
     std::shared_ptr<const Shard> shard;
@@ -59,6 +62,8 @@ class StreamedWindows {
   /// Rows of an epoch, once all shards are known.
   std::optional<int64_t> rows_per_epoch() const;
   bool has_whole_documents() const noexcept { return streams_.fill().has_value(); }
+  /// The first shard, if it is open.
+  std::shared_ptr<const Shard> first_shard();
   /// Number of open shards: at most those of the prepared samples, and kMostOpen others.
   int64_t num_open() const;
   static constexpr size_t kMostOpen = 2;

@@ -9,6 +9,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/windows/whole_documents.h"
 
 namespace caravan {
@@ -63,9 +64,10 @@ void write_record(const fs::path& path, const ShardRecord& record) {
   write_file_durably(path, line_of(record) + "\n", "data");
 }
 
-std::optional<int64_t> num_sequences(const TokenFile& tokens, const std::optional<FillRule>& fill) {
+std::optional<int64_t> num_sequences(const ShardTokens& shard, const std::optional<FillRule>& fill) {
   if (!fill) return std::nullopt;
-  return WholeDocuments(tokens, fill->end_of_text, fill->context).size();
+  if (shard.marks) return WholeDocuments(*shard.marks, fill->context).size();
+  return WholeDocuments(shard.tokens, fill->end_of_text, fill->context).size();
 }
 
 }  // namespace
@@ -123,8 +125,8 @@ fs::path TokenStreams::record_path(const Work& work) const {
   return options_.cache / (hasher.value().hex() + ".shard");
 }
 
-fs::path TokenStreams::tokens_path(const ShardRecord& record) const {
-  return options_.cache / (record.content.hex() + ".tokens");
+fs::path TokenStreams::tokens_path(const ContentHash& content) const {
+  return options_.cache / (content.hex() + ".tokens");
 }
 
 void TokenStreams::run() {
@@ -159,27 +161,40 @@ std::optional<TokenStreams::Work> TokenStreams::next_work() {
   return std::nullopt;
 }
 
+ShardTokens TokenStreams::make_tokens(const std::vector<std::string>& documents, DataObserver& observer) const {
+  const std::vector<std::string_view> views(documents.begin(), documents.end());
+  if (!options_.are_chats) return {open_or_build(options_.cache, views, tokenizer_, observer)};
+  ChatTokens chats = open_or_build_chats(options_.cache, views, tokenizer_, observer);
+  return {std::move(chats.tokens), std::move(chats.marks)};
+}
+
 ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
   Cancel cancel(*this);
   Progress& text = texts_[work.text];
-  const StreamedText::Shard shard = text.text.read(begin);
-  const std::vector<std::string_view> documents(shard.documents.begin(), shard.documents.end());
-  const TokenFile tokens = open_or_build(options_.cache, documents, tokenizer_, cancel);
+  const StreamedText::Shard shard = text.text.read(begin, cancel);
+  const ShardTokens made = make_tokens(shard.documents, cancel);
+  const TokenFile& tokens = made.tokens;
   const ShardRecord record{.content = tokens.info().content,
                            .num_tokens = tokens.size(),
                            .end = shard.end,
                            .is_last = text.text.is_end(shard.end),
-                           .num_sequences = num_sequences(tokens, options_.fill)};
+                           .num_sequences = num_sequences(made, options_.fill)};
   write_record(record_path(work), record);
+  std::vector<fs::path> files{tokens.path()};
+  if (made.marks) files.push_back(made.marks->path());
   {
     const std::lock_guard lock(mutex_);
-    text.in_use[work.shard] = {use_cache_file(tokens.path()), use_cache_file(record_path(work))};
+    auto& in_use = text.in_use[work.shard];
+    in_use = {use_cache_file(record_path(work))};
+    for (const fs::path& file : files) in_use.push_back(use_cache_file(file));
     std::erase_if(text.in_use,
                   [&](const auto& entry) { return entry.first < text.wanted - 1 && entry.first != work.shard; });
   }
-  std::error_code error;
-  const auto bytes = fs::file_size(tokens.path(), error);
-  trimmer_.added(error ? 0 : static_cast<int64_t>(bytes));
+  for (const fs::path& file : files) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    trimmer_.added(error ? 0 : static_cast<int64_t>(bytes));
+  }
   return record;
 }
 
@@ -227,34 +242,44 @@ ShardRecord TokenStreams::record(size_t text, int64_t shard, DataObserver& obser
   return progress.records[static_cast<size_t>(shard)];
 }
 
-/// Nothing if they are damaged, or not in the cache.
-std::optional<TokenFile> TokenStreams::find_tokens(const ShardRecord& record) const {
+/// Nothing if it is damaged, or not in the cache.
+std::optional<TokenFile> TokenStreams::find_file(const ContentHash& content, const ShardRecord& record) const {
   std::error_code error;
-  if (!fs::exists(tokens_path(record), error)) return std::nullopt;
+  if (!fs::exists(tokens_path(content), error)) return std::nullopt;
   try {
-    TokenFile file = TokenFile::open(tokens_path(record));
-    if (file.info().content == record.content && file.size() == record.num_tokens) return file;
+    TokenFile file = TokenFile::open(tokens_path(content));
+    if (file.info().content == content && file.size() == record.num_tokens) return file;
   } catch (const DataError&) {
     // Damaged, or removed meanwhile.
   }
   return std::nullopt;
 }
 
-TokenFile TokenStreams::open(size_t text, int64_t shard, DataObserver& observer) {
+std::optional<ShardTokens> TokenStreams::find_tokens(const ShardRecord& record) const {
+  std::optional<TokenFile> tokens = find_file(record.content, record);
+  if (!tokens) return std::nullopt;
+  if (!options_.are_chats) return ShardTokens{std::move(*tokens)};
+  std::optional<TokenFile> marks = find_file(content_of_marks(record.content), record);
+  if (!marks) return std::nullopt;
+  return ShardTokens{std::move(*tokens), std::move(marks)};
+}
+
+ShardTokens TokenStreams::open(size_t text, int64_t shard, DataObserver& observer) {
   const ShardRecord known = record(text, shard, observer);
   Progress& progress = texts_[text];
   std::unique_lock lock(mutex_);
   progress.wanted = std::max(progress.wanted, shard);
   changed_.notify_all();
   while (true) {
-    if (std::optional<TokenFile> file = find_tokens(known)) {
+    if (std::optional<ShardTokens> found = find_tokens(known)) {
       if (shard < progress.wanted - 1) progress.in_use.erase(shard);  // the caller keeps it now
-      return std::move(*file);
+      return std::move(*found);
     }
     if (!options_.builds) {
       throw ResourceError(
           {"data", fmt::format("shard {} of {}", shard, progress.name),
-           "is not in the cache, although another rank of this host has tokenized it", tokens_path(known).string(),
+           "is not in the cache, although another rank of this host has tokenized it",
+           tokens_path(known.content).string(),
            "give all ranks of a host the same cache, on a file system with locks, or each rank its own"});
     }
     progress.removed = shard;

@@ -27,9 +27,15 @@ struct ShardRecord {
   std::optional<int64_t> num_sequences{};  ///< with a FillRule
 };
 
-/// Rows are whole documents in sequences, and not windows: see WholeDocuments.
+/// The tokens of a shard, and of chats their marks.
+struct ShardTokens {
+  TokenFile tokens;
+  std::optional<TokenFile> marks{};
+};
+
+/// Rows are whole documents or chats in sequences, and not windows: see WholeDocuments.
 struct FillRule {
-  int64_t end_of_text = 0;
+  int64_t end_of_text = 0;  ///< of documents
   int64_t context = 0;
 };
 
@@ -51,6 +57,7 @@ class TokenStreams {
     bool builds = true;
     int64_t num_ahead = 4;  ///< shards that are built before they are requested
     std::optional<FillRule> fill{};
+    bool are_chats = false;  ///< the texts have a format with a chat template
   };
   TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options options);
   /// Cancels what is being built.
@@ -67,6 +74,7 @@ class TokenStreams {
   std::vector<StreamedText::FileContent> file_contents(size_t text) const { return texts_[text].text.file_contents(); }
   bool builds() const noexcept { return options_.builds; }
   const std::optional<FillRule>& fill() const noexcept { return options_.fill; }
+  bool are_chats() const noexcept { return options_.are_chats; }
 
   /// The record of a shard, which follows one that is not the last. Any thread. A process that builds waits until the
   /// shard has been tokenized, and throws the errors of tokenization and of `observer`; later calls rethrow the error
@@ -74,7 +82,7 @@ class TokenStreams {
   ShardRecord record(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
   /// The same, and opens its tokens. A process that builds rebuilds them if the cache has removed them; one that does
   /// not throws ResourceError if they are not in its cache.
-  TokenFile open(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
+  ShardTokens open(size_t text, int64_t shard, DataObserver& observer = DataObserver::none());
 
   /// The records added since the last call, for the processes that do not build.
   std::string take_new_records();
@@ -108,9 +116,11 @@ class TokenStreams {
   void build(const Work& work);
   ShardRecord tokenize(const Work& work, TextPlace begin);
   void wait(std::unique_lock<std::mutex>& lock, DataObserver& observer);
-  std::optional<TokenFile> find_tokens(const ShardRecord& record) const;
+  ShardTokens make_tokens(const std::vector<std::string>& documents, DataObserver& observer) const;
+  std::optional<TokenFile> find_file(const ContentHash& content, const ShardRecord& record) const;
+  std::optional<ShardTokens> find_tokens(const ShardRecord& record) const;
   std::filesystem::path record_path(const Work& work) const;
-  std::filesystem::path tokens_path(const ShardRecord& record) const;
+  std::filesystem::path tokens_path(const ContentHash& content) const;
 
   std::vector<Progress> texts_;
   const Tokenizer tokenizer_;

@@ -57,6 +57,17 @@ std::optional<double> TrainWindows::epochs(size_t source, int64_t samples) const
   return static_cast<double>(samples) / static_cast<double>(*rows);
 }
 
+std::vector<std::string> TrainWindows::notes() const {
+  std::vector<std::string> notes;
+  for (size_t i = 0; i < orders_.size(); ++i) {
+    const auto shard = orders_[i].streamed ? orders_[i].streamed->first_shard() : nullptr;
+    if (shard == nullptr || !shard->whole) continue;
+    notes.push_back(
+        fmt::format("{}, its first part: {}", sources_[i].name, fill_note(*shard->whole, shard->marks.has_value())));
+  }
+  return notes;
+}
+
 TrainWindows::Place TrainWindows::place_of(int64_t sample) const {
   const Draw drawn = draw(sample);
   const Order& order = orders_[drawn.source];
@@ -65,10 +76,12 @@ TrainWindows::Place TrainWindows::place_of(int64_t sample) const {
     StreamedWindows::Row row = order.streamed->row(drawn.sample);
     const StreamedWindows::Shard& shard = *row.shard;
     return {.shard = std::move(row.shard),
-            .text = {.tokens = &shard.tokens, .documents = shard.documents ? &*shard.documents : nullptr},
+            .text = {.tokens = &shard.tokens,
+                     .documents = shard.documents ? &*shard.documents : nullptr,
+                     .marks = shard.marks ? &*shard.marks : nullptr},
             .pieces = std::move(row.pieces),
             .num_targets = row.num_targets,
-            .answers = nullptr};
+            .answers = shard.answers ? &*shard.answers : nullptr};
   }
   Place place{.shard = nullptr,
               .text = {.tokens = source.tokens, .documents = source.documents, .marks = source.marks},
@@ -114,8 +127,10 @@ int64_t TrainWindows::num_targets(const Place& place) const {
 }
 
 int64_t TrainWindows::num_targets(int64_t first, int64_t rows) const {
-  const bool has_whole = sources_.front().whole || (orders_.front().streamed && sources_.front().streams->fill());
-  if (!has_whole && !has_documents() && sources_.front().marks == nullptr) return rows * context_;
+  const TrainSource& source = sources_.front();
+  const bool is_whole = source.whole != nullptr || (source.streams != nullptr && source.streams->fill());
+  const bool are_chats = source.marks != nullptr || (source.streams != nullptr && source.streams->are_chats());
+  if (!is_whole && !are_chats && !has_documents()) return rows * context_;
   int64_t count = 0;
   for (int64_t row = 0; row < rows; ++row) count += num_targets(place_of(first + row));
   return count;

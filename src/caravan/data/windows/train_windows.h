@@ -45,6 +45,8 @@ class TrainWindows final : public TaskRows {
   std::optional<double> epochs(size_t source, int64_t samples) const override;
   const WholeDocuments* whole_documents(size_t source) const override { return sources_[source].whole.get(); }
 
+  std::vector<std::string> notes() const override;
+
   /// Does not read the samples.
   int64_t num_targets(int64_t first, int64_t rows) const override;
   /// Whether rows have documents, which `fill` then marks.

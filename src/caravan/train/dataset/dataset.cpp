@@ -135,7 +135,12 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
         : recipe.data.field.empty()    ? "no text in the field"
                                        : "no text in " + recipe.data.field));
   }
-  if (const int64_t count = dataset.num_last_alone; count > 0) {
+  for (std::string& note : rows.notes()) notes.push_back(std::move(note));
+  if (const auto& [last_alone, answers, empty] = dataset.chats; empty > 0) {
+    notes.push_back(fmt::format("{} of {} answers of chats {} empty: only what ends {} is learned", empty, answers,
+                                empty == 1 ? "is" : "are", empty == 1 ? "it" : "them"));
+  }
+  if (const int64_t count = dataset.chats.last_alone; count > 0) {
     notes.push_back(fmt::format(
         "{} only: the chat template rewrites what is before a message",
         count == 1 ? "1 chat learns its last answer" : fmt::format("{} chats learn their last answer", count)));
@@ -145,7 +150,8 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
 
 std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tokenizer) {
   if (!data.packs_documents()) return std::nullopt;
-  return PackRule{.end_of_text = tokenizer.end_of_text().value(), .restarts = data.positions == "restart"};
+  return PackRule{.end_of_text = data.has_chats() ? 0 : tokenizer.end_of_text().value(),
+                  .restarts = data.positions == "restart"};
 }
 
 namespace {
@@ -159,8 +165,7 @@ Dataset::Text tokenized_chats(const Recipe::Data& data, const DataFolders& folde
   ChatTokens made = open_or_build_chats(folders.cache, chats, tokenizer, observer);
   Dataset::Text text{.tokens = std::move(made.tokens), .marks = std::move(made.marks)};
   if (!data.packs_documents()) return text;
-  const auto is_end = [](int64_t mark) { return (mark & kEndsChat) != 0; };
-  text.documents.emplace(*text.marks, is_end, data.positions == "restart");
+  text.documents.emplace(*text.marks, ends_chat, data.positions == "restart");
   return text;
 }
 
@@ -176,9 +181,6 @@ Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folder
   return text;
 }
 
-namespace {
-
-/// The texts of documents, for training a tokenizer; those of chats and records are put into `plain`.
 std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vector<std::string_view>& documents,
                                        std::vector<std::string>& plain) {
   if (!data.has_chats() && !data.task.has_records()) return documents;
@@ -193,6 +195,15 @@ std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vect
     if (!record.third.empty()) plain.push_back(std::move(record.third));
   }
   return {plain.begin(), plain.end()};
+}
+
+namespace {
+
+void check_answers(const Recipe::Data& data, const ChatCounts& chats) {
+  if (chats.answers == 0 || chats.empty < chats.answers) return;
+  throw DataError({"data", join(text_paths(data)),
+                   fmt::format("has chats whose answers are all empty: {} of them", chats.answers), "",
+                   "give the messages of the assistant some content"});
 }
 
 Dataset::Text tokenized(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
@@ -212,11 +223,11 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   std::vector<std::string_view> all_train;
   std::vector<std::string_view> all_validation;
   int64_t num_skipped_lines = 0;
-  int64_t num_last_alone = 0;
+  ChatCounts chats;
   const auto open = [&](const std::vector<std::string>& paths) {
     const SplitCorpus& opened = corpora.emplace_back(open_corpus(paths, data, folders, observer));
     num_skipped_lines += opened.corpus.num_skipped_lines();
-    num_last_alone += opened.corpus.num_last_alone();
+    chats += opened.corpus.chats();
     return opened.split;
   };
   std::vector<TextSplit> splits;
@@ -227,6 +238,7 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   }
   if (!data.validation.empty()) all_validation = open(data.validation).train;
 
+  check_answers(data, chats);
   std::vector<std::string> classes;
   if (data.task.kind == "classify") classes = checked_class_names(data, all_train);
   const auto place_of = [&](std::string_view record, int64_t line) {
@@ -253,7 +265,7 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
           .train = std::move(train),
           .validation = std::move(validation),
           .num_skipped_lines = num_skipped_lines,
-          .num_last_alone = num_last_alone,
+          .chats = chats,
           .class_names = std::move(classes)};
 }
 
@@ -261,6 +273,7 @@ Dataset open_evaluation(const Recipe::Data& data, const DataFolders& folders, co
                         DataObserver& observer) {
   check_end_of_text(data, tokenizer);
   const Corpus corpus(find_all_texts(data.text, folders), folders.cache, text_format(data, folders), observer);
+  check_answers(data, corpus.chats());
   std::vector<std::string> classes;
   if (data.task.kind == "classify") classes = checked_class_names(data, corpus.documents());
   const auto place_of = [&](std::string_view record, int64_t line) {
@@ -272,6 +285,7 @@ Dataset open_evaluation(const Recipe::Data& data, const DataFolders& folders, co
           .train = {},
           .validation = std::move(text),
           .num_skipped_lines = corpus.num_skipped_lines(),
+          .chats = corpus.chats(),
           .class_names = std::move(classes)};
 }
 

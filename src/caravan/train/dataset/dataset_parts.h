@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,10 @@ std::optional<PackRule> pack_rule(const Recipe::Data& data, const Tokenizer& tok
 
 Dataset::Text tokenized_text(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
                              const std::vector<std::string_view>& documents, DataObserver& observer);
+
+/// The texts of documents, for training a tokenizer; those of chats and records are put into `plain`.
+std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vector<std::string_view>& documents,
+                                       std::vector<std::string>& plain);
 
 /// The fields of records that `data` names.
 RecordFields record_fields(const Recipe::Data& data);

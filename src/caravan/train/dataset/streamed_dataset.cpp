@@ -13,10 +13,11 @@ void append_views(std::vector<std::string_view>& views, const std::vector<std::s
 }
 
 /// The training text of a run's tokenizer: the beginnings of its texts, one shard in total.
-std::vector<std::vector<std::string>> beginnings_of(std::vector<TokenStreams::Text>& texts, int64_t bytes) {
+std::vector<std::vector<std::string>> beginnings_of(std::vector<TokenStreams::Text>& texts, int64_t bytes,
+                                                    DataObserver& observer) {
   std::vector<std::vector<std::string>> beginnings;
   const auto share = std::max<int64_t>(bytes / static_cast<int64_t>(texts.size()), 1);
-  for (TokenStreams::Text& text : texts) beginnings.push_back(text.text.read({}, share).documents);
+  for (TokenStreams::Text& text : texts) beginnings.push_back(text.text.read({}, share, observer).documents);
   return beginnings;
 }
 
@@ -24,21 +25,23 @@ Tokenizer tokenizer_of(const Recipe::Data& data, const DataFolders& folders, std
                        DataObserver& observer) {
   const bool is_trained = data.tokenizer.empty();
   std::vector<std::vector<std::string>> beginnings;
-  if (is_trained) beginnings = beginnings_of(texts, folders.shard_bytes);
+  if (is_trained) beginnings = beginnings_of(texts, folders.shard_bytes, observer);
   std::vector<std::string_view> views;
   for (const std::vector<std::string>& documents : beginnings) append_views(views, documents);
-  return open_tokenizer(data, folders, views, observer);
+  std::vector<std::string> plain;
+  return open_tokenizer(data, folders, texts_of(data, views, plain), observer);
 }
 
-Dataset::Text validation_of(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
-                            const std::vector<TokenStreams::Text>& texts, DataObserver& observer) {
+Dataset::Text validation_of(const Recipe::Data& data, const DataFolders& folders, const TextFormat& format,
+                            const Tokenizer& tokenizer, const std::vector<TokenStreams::Text>& texts,
+                            DataObserver& observer) {
   if (!data.validation.empty()) {
-    const Corpus corpus(find_all_texts(data.validation, folders), folders.cache, text_format(data, folders), observer);
+    const Corpus corpus(find_all_texts(data.validation, folders), folders.cache, format, observer);
     return tokenized_text(data, folders, tokenizer, corpus.documents(), observer);
   }
   std::vector<std::vector<std::string>> ends;
   std::vector<std::string_view> views;
-  for (const TokenStreams::Text& text : texts) append_views(views, ends.emplace_back(text.text.validation()));
+  for (const TokenStreams::Text& text : texts) append_views(views, ends.emplace_back(text.text.validation(observer)));
   return tokenized_text(data, folders, tokenizer, views, observer);
 }
 
@@ -48,10 +51,11 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
                               StreamRole role, int64_t context) {
   const std::vector<TrainPaths> sources = train_paths(data);
   const auto num_texts = static_cast<int64_t>(sources.size());
+  const TextFormat format = text_format(data, folders);
   std::vector<TokenStreams::Text> texts;
   std::vector<double> weights;
   for (const TrainPaths& source : sources) {
-    const StreamedText::Options options{.format = text_format(data, folders),
+    const StreamedText::Options options{.format = format,
                                         .validation_fraction = data.validation.empty() ? data.validation_fraction : 0,
                                         .most_validation_bytes = kMostStreamedValidation / num_texts,
                                         .shard_bytes = folders.shard_bytes};
@@ -59,11 +63,14 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
     weights.push_back(source.weight);
   }
   Tokenizer tokenizer = tokenizer_of(data, folders, texts, observer);
-  Dataset::Text validation = validation_of(data, folders, tokenizer, texts, observer);
+  Dataset::Text validation = validation_of(data, folders, format, tokenizer, texts, observer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
   TokenStreams::Options options{
       .cache = folders.cache, .cache_limit_bytes = folders.cache_limit_bytes, .builds = role == StreamRole::builds};
-  if (data.fills_best()) options.fill = FillRule{.end_of_text = tokenizer.end_of_text().value(), .context = context};
+  options.are_chats = data.has_chats();
+  if (data.fills_best()) {
+    options.fill = FillRule{.end_of_text = options.are_chats ? 0 : tokenizer.end_of_text().value(), .context = context};
+  }
   Dataset::Streamed streamed{.texts = std::make_unique<TokenStreams>(std::move(texts), tokenizer, options),
                              .weights = std::move(weights),
                              .packs = pack_rule(data, tokenizer)};

@@ -140,8 +140,12 @@ std::vector<std::string> checked_class_names(const Recipe::Data& data, const std
     if (!known.empty() && std::ranges::all_of(names, is_known)) return known;
   }
   if (names.size() >= 2 || records.empty()) return names;
-  throw DataError({"data", join(text_paths(data)), fmt::format("has records of one class only, {}", names.front()), "",
-                   "give records of two classes or more, or another data.label_field"});
+  std::string fact = fmt::format("has records of one class only, {}", names.front());
+  if (!task.source_classes.empty()) {
+    fact += ", which is none of the model's: " + some_of(task.source_classes, 8);
+  }
+  throw DataError(
+      {"data", join(text_paths(data)), fact, "", "give records of two classes or more, or another data.label_field"});
 }
 
 Dataset::Text tokenized_records(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
