@@ -152,6 +152,11 @@ TEST_F(GenerateChatTest, AConversationIsKeptUntilItIsReset) {
   const Result left = generate("run", {"--chat"}, file("exit.txt", "q1\n/exit\nq2\n"));
   EXPECT_EQ(left.code, 0) << left.err;
   EXPECT_EQ(left.out, "yes.\n");
+  // A path, several words and a space before a slash are messages.
+  const Result other = generate("run", {"--chat"}, file("other.txt", "/rest\n/a/b\n/reset\n /ex\n"));
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_EQ(other.out, "yes.\nyes.\n");
+  EXPECT_THAT(other.err, AllOf(HasSubstr("/rest is not a command: the nearest is /reset"), Not(HasSubstr("/ex"))));
   const Result system = generate("run", {"--chat", "--system", std::string(40, 's')}, lines);
   EXPECT_EQ(system.out, "");
   EXPECT_THAT(system.err, HasSubstr("the conversation has 53 tokens"));

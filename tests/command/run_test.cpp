@@ -97,6 +97,9 @@ TEST_F(RunTest, AnUnrunnableProgramSaysWhatToDo) {
     EXPECT_EQ(result.code, 2) << result.err;
     for (const std::string& part : parts) EXPECT_THAT(result.err, HasSubstr(part));
   }
+  const Result axis = caravan({"train", "--tp", "2"});
+  EXPECT_EQ(axis.code, 2) << axis.err;
+  EXPECT_THAT(axis.err, HasSubstr("use --set mesh.tp=N, with --ranks N or more"));
 }
 
 TEST_F(RunTest, ARankThatFailsEndsTheJobWithItsCode) {

@@ -174,6 +174,7 @@ TEST(Checkpoint, KeepsTheNewestAndRemovesLeftoversOfAKilledRun) {
   EXPECT_THAT(message_of<DataError>([&] { find_checkpoint(run / "step_000000"); }),
               HasSubstr("holds no complete checkpoint"));
   EXPECT_THAT(message_of<DataError>([&] { find_checkpoint(run / "nowhere"); }), HasSubstr("is not there"));
+  EXPECT_THAT(message_of<DataError>([&] { find_checkpoint(run / "train.log"); }), HasSubstr("is a file, not a folder"));
 }
 
 TEST(Checkpoint, TheSameStepSavedAgainReplacesTheOldOne) {

@@ -225,8 +225,9 @@ TEST(Load, RefusesRanksThatCannotShareTheModel) {
     return text;
   };
   EXPECT_THAT(refusal(3, {}), AllOf(HasSubstr("3 ranks cannot share 4 heads"), HasSubstr("tp = 2 or 4")));
-  EXPECT_THAT(refusal(4, {.tp = 2}), AllOf(HasSubstr("there are 4 ranks"), HasSubstr("use tp = 4, or 2 ranks")));
-  EXPECT_THAT(refusal(3, {.pp = 2}), HasSubstr("use 4 ranks"));
+  EXPECT_THAT(refusal(4, {.tp = 2}),
+              AllOf(HasSubstr("there are 4 ranks"), HasSubstr("use 2 ranks (--ranks 2), or tp = 4")));
+  EXPECT_THAT(refusal(3, {.pp = 2}), HasSubstr("use 4 ranks (--ranks 4)"));
   EXPECT_THAT(refusal(2, {.ep = 2}), AllOf(HasSubstr("a model that has none"), HasSubstr("use ep = 1")));
   EXPECT_THAT(refusal(5, {.pp = 5}), AllOf(HasSubstr("5 stages for 4 layers"), HasSubstr("use pp = 4")));
   EXPECT_THAT(refusal(1, {.tp = -1}), HasSubstr("-1 is negative"));

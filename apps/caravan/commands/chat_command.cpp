@@ -8,7 +8,9 @@
 #include <optional>
 #include <poll.h>
 #include <string>
+#include <string_view>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -16,6 +18,7 @@
 #include "apps/caravan/commands/chat_prompts.h"
 #include "apps/caravan/commands/model_ranks.h"
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/data/chat/chat_template.h"
 #include "caravan/data/unicode/utf8.h"
 #include "caravan/formats/huggingface/chat_files.h"
@@ -37,6 +40,15 @@ static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not
 
 void on_interrupt(int) {
   if (is_interrupted.exchange(true)) _exit(kInterrupted);
+}
+
+constexpr const char* kReset = "/reset";
+constexpr const char* kExit = "/exit";
+
+/// One word of letters after a slash: a path has more slashes, a message more words.
+bool is_like_command(std::string_view line) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  return line.size() > 1 && line.front() == '/' && std::ranges::all_of(line.substr(1), is_letter);
 }
 
 /// While it lives, the first SIGINT is a request, which interrupts a read, too; a second one ends the process.
@@ -117,9 +129,17 @@ class Conversation {
       case Lines::Event::line: break;
     }
     is_asked_ = false;
-    if (line == "/exit") return {{"end", 0}};
-    if (line == "/reset") reset();
-    if (line.find_first_not_of(" \t") == std::string::npos || line == "/reset") return Json::object();
+    if (line.find_first_not_of(" \t") == std::string::npos) return Json::object();
+    if (line == kExit) return {{"end", 0}};
+    if (line == kReset) {
+      reset();
+      return Json::object();
+    }
+    if (is_like_command(line)) {
+      static const std::vector<std::string> kCommands{kReset, kExit};
+      return refused(fmt::format("{} is not a command: the nearest is {}; a space before it makes it a message", line,
+                                 nearest(line, kCommands)));
+    }
     try {
       return asked(line);
     } catch (const DataError& error) {  // the template refuses it

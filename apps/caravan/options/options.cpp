@@ -1,8 +1,10 @@
 #include "apps/caravan/options/options.h"
 
 #include <algorithm>
+#include <set>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "apps/caravan/options/option_groups.h"
 #include "apps/caravan/options/option_table.h"
@@ -24,6 +26,12 @@ namespace {
     known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining(true);
   const std::string word = words.empty() ? "" : words.front().substr(0, words.front().find('='));
+  static const std::set<std::string> kAxes{"--dp", "--pp", "--tp", "--cp", "--ep"};
+  if (message.empty() && kAxes.contains(word) && where->get_option_no_throw("recipe") != nullptr) {
+    const char* ranks = std::ranges::find(known, "--ranks") == known.end() ? "" : ", with --ranks N or more";
+    throw UsageError({"command line", word, "is a key of the recipe", "",
+                      fmt::format("use --set mesh.{}=N{}", word.substr(2), ranks)});
+  }
   throw UsageError({"command line", word, message.empty() ? "not understood" : message, "",
                     word.empty() ? "see caravan --help" : "the nearest is '" + nearest(word, known) + "'; see --help"});
 }

@@ -28,6 +28,9 @@ struct Degrees {
 
 std::string in_words(int64_t ranks) { return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s"); }
 
+/// With the option of the command that starts them.
+std::string ranks_to_start(int64_t ranks) { return fmt::format("{} (--ranks {})", in_words(ranks), ranks); }
+
 int64_t size_of(const Mesh& mesh, std::string_view axis) { return mesh.has(axis) ? mesh[axis].size() : 1; }
 
 Degrees degrees_of(const LoadOptions& options, const Mesh& mesh) {
@@ -42,15 +45,16 @@ Degrees degrees_of(const LoadOptions& options, const Mesh& mesh) {
   const int64_t others = degrees.pp * degrees.ep;
   if (ranks % others != 0) {
     refuse_degree("ranks",
-                  fmt::format("{} ranks do not divide into pp = {} times ep = {}", ranks, degrees.pp, degrees.ep),
-                  fmt::format("use {} ranks", (ranks / others + 1) * others));
+                  fmt::format("{} {} not divide into pp = {} times ep = {}", in_words(ranks),
+                              ranks == 1 ? "does" : "do", degrees.pp, degrees.ep),
+                  fmt::format("use {}", ranks_to_start((ranks / others + 1) * others)));
   }
   if (degrees.tp == 0) degrees.tp = ranks / others;
   if (degrees.tp * others != ranks) {
     refuse_degree("tp",
                   fmt::format("pp = {} times ep = {} times tp = {} is {}, but there {} {}", degrees.pp, degrees.ep,
                               degrees.tp, others * degrees.tp, ranks == 1 ? "is" : "are", in_words(ranks)),
-                  fmt::format("use tp = {}, or {}", ranks / others, in_words(others * degrees.tp)));
+                  fmt::format("use {}, or tp = {}", ranks_to_start(others * degrees.tp), ranks / others));
   }
   return degrees;
 }

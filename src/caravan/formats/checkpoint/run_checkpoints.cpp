@@ -39,10 +39,13 @@ fs::path find_checkpoint(const fs::path& path) {
   if (all.empty()) {
     const fs::directory_iterator opened(path, error);
     if (error == std::errc::permission_denied) throw_file_error("checkpoint", path, "cannot be read", error.value());
+    const bool is_file = fs::is_regular_file(path, error);
     throw DataError(
         {"checkpoint", path.string(),
-         fs::exists(path, error) ? "holds no complete checkpoint (step_NNNNNN with a manifest.json)" : "is not there",
-         "", "name a run folder or a checkpoint folder"});
+         is_file                   ? "is a file, not a folder"
+         : fs::exists(path, error) ? "holds no complete checkpoint (step_NNNNNN with a manifest.json)"
+                                   : "is not there",
+         "", "name a run, a checkpoint or, for its model, a Hugging Face folder (with a config.json) on this host"});
   }
   return all.back();
 }

@@ -134,7 +134,8 @@ ConfigColumn words(const char* key, const char* value) {
 }
 
 ConfigColumn activation(const char* key, const char* absent) {
-  /// Of equal ones the first is written.
+  /// Of equal ones the first is written, or `absent`, if that is one of them: other programs refuse a Gemma whose
+  /// activation has another name than its own.
   static const std::vector<std::pair<const char*, Activation>> kNames{
       {"gelu_new", Activation::gelu_tanh},  {"gelu_pytorch_tanh", Activation::gelu_tanh},
       {"gelu_fast", Activation::gelu_tanh}, {"gelu", Activation::gelu},
@@ -151,7 +152,10 @@ ConfigColumn activation(const char* key, const char* absent) {
         config.arch.activation = found->second;
       },
       [=](const ModelConfig& config, Json& out) {
-        out[key] = std::ranges::find(kNames, config.arch.activation, [](const auto& one) { return one.second; })->first;
+        const auto is_ours = [&](const auto& one) { return one.second == config.arch.activation; };
+        const auto is_usual = [&](const auto& one) { return is_ours(one) && std::string_view(one.first) == absent; };
+        const auto usual = std::ranges::find_if(kNames, is_usual);
+        out[key] = (usual != kNames.end() ? usual : std::ranges::find_if(kNames, is_ours))->first;
       }};
 }
 
