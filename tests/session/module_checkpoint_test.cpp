@@ -483,7 +483,7 @@ TEST(ModuleCheckpoint, RefusesWhatItCannotKeep) {
     EXPECT_THAT(error_with(&lbfgs, 2), AllOf(HasSubstr("is LBFGS"), HasSubstr("by a name")));
     optim::SGD foreign({at::ones({2}).requires_grad_()}, optim::SGDOptions(0.1));
     EXPECT_THAT(error_with(&foreign, 2), AllOf(HasSubstr("tensor 0 of group 0: is not a parameter of the model"),
-                                               HasSubstr("the engine's parameters()")));
+                                               HasSubstr("the model's parameters()")));
     EXPECT_THAT(error_with(nullptr, -1), HasSubstr("-1 checkpoints cannot be kept"));
   });
   on_ranks({{"dp", 1}}, [&](const Mesh& mesh) {

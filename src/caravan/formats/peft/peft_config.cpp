@@ -378,8 +378,7 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   const bool has_root = flag(root, "use_rslora", file);
   const bool has_magnitudes = flag(root, "use_dora", file);
   const auto scale = [&](double alpha, double rank) { return alpha / (has_root ? std::sqrt(rank) : rank); };
-  const double r = number(root, "r", file);
-  const double alpha = number(root, "lora_alpha", file);
+  const double r = number(root, "r", file), alpha = number(root, "lora_alpha", file);
 
   std::map<std::string, PeftLayer> known;  // by module
   for (PeftLayer& layer : peft_layers(with_targets(model, root, file))) known.emplace(layer.module, std::move(layer));
