@@ -168,6 +168,7 @@ void train(const Arrangement& on, Kind kind, int64_t steps, const fs::path& run,
     Either optimizer(kind, whole);
     optimizer.attach_to(model);
     Progress now = model.load(run);
+    const int64_t first = now.step;
     for (; now.step < steps; ++now.step) {
       const auto [x, y] = batch(now.step);
       model.step(rows_of(x, mesh), rows_of(y, mesh), mean_of);
@@ -177,7 +178,7 @@ void train(const Arrangement& on, Kind kind, int64_t steps, const fs::path& run,
           const at::Tensor& want = alone->gradients[static_cast<size_t>(now.step)].at(p.sizes().vec());
           EXPECT_LE(difference(p.grad(), want), kTolerance) << on.name << ", step " << now.step;
           const std::lock_guard guard(lock);
-          owners[p.sizes().vec()] += now.step == 0 ? 1 : 0;
+          owners[p.sizes().vec()] += now.step == first ? 1 : 0;
         }
         optimizer.step();
       });
