@@ -248,8 +248,8 @@ TEST_F(GenerateCommandTest, WeightsIn16Bits) {
 TEST_F(GenerateCommandTest, RefusesRanksThatCannotShareTheModel) {
   expect_refused({"--ranks", "3"}, 2, {"3 ranks share 2 heads", "use tp = 2"});
   expect_refused({"--ranks", "2", "--ep", "2"}, 2, {"2 ranks share the experts of a model that has none"});
-  expect_refused({"--ranks", "2", "--tp", "1"}, 2, {"there are 2 ranks", "use tp = 2"});
-  expect_refused({"--tp", "2"}, 2, {"there is 1 rank", "or 2 ranks"});
+  expect_refused({"--ranks", "2", "--tp", "1"}, 2, {"there are 2 ranks", "or tp = 2"});
+  expect_refused({"--tp", "2"}, 2, {"there is 1 rank", "use 2 ranks (--ranks 2)"});
   expect_refused({"--ranks", "3", "--pp", "3"}, 2, {"3 stages for 2 layers", "use pp = 2"});
   expect_refused({"--ranks", "0"}, 2, {"--ranks"});
   expect_refused({"--tp", "0"}, 2, {"--tp", "'0' is not a whole number of at least 1"});
