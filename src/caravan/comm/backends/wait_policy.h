@@ -20,7 +20,9 @@ inline constexpr std::chrono::milliseconds kStoreCheckInterval{250};
 /// What a thread does after a poll that found nothing: it spins, then yields its core, then sleeps.
 class Backoff {
  public:
-  explicit Backoff(int spins) noexcept : spins_(spins) {}
+  static constexpr int kYields = 32;
+
+  explicit Backoff(int spins, int yields = kYields) noexcept : spins_(spins), yields_(yields) {}
 
   void reset() noexcept { idle_polls_ = 0; }
   /// Spins or yields once and returns false; returns true at once when it is time to sleep.
@@ -29,7 +31,7 @@ class Backoff {
       relax();
       return false;
     }
-    if (idle_polls_ < spins_ + kYields) {
+    if (idle_polls_ < spins_ + yields_) {
       sched_yield();
       return false;
     }
@@ -37,9 +39,7 @@ class Backoff {
   }
 
  private:
-  static constexpr int kYields = 32;
-
-  int spins_;
+  int spins_, yields_;
   int idle_polls_ = 0;
 };
 
