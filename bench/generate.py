@@ -6,10 +6,9 @@
               [--llama-cpp FOLDER] [--ranks]
 
 A model of random weights with the shape of SmolLM2-135M, greedy, prompts of --prompt tokens together, but at least 32
-each, texts of --tokens. The programs alternate --repeat times. Caravan's figures are differences of whole runs of
-`caravan generate`: decode is --tokens more tokens, prefill is the prompts against those of a token. PYTHON has torch,
-transformers and tokenizers. `limit` is what decoding can reach if each step reads all weights once, at the bandwidth
-that a sum of 1 GiB has on as many threads.
+each, texts of --tokens. The programs alternate --repeat times. Caravan's figures are those of `caravan generate
+--times`: the first token belongs to the prompt. PYTHON has torch, transformers and tokenizers. `limit` is what decoding
+can reach if each step reads all weights once, at the bandwidth that a sum of 1 GiB has on as many threads.
 
 --llama-cpp is a folder with libllama and libggml, such as package/bins/linux-x64 in what `npm pack
 @node-llama-cpp/linux-x64` fetches; without it llama.cpp is left out. PYTHON then needs gguf too. Before each
@@ -21,6 +20,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -90,31 +90,23 @@ def run(command, threads, ranks=1):
     result = subprocess.run(["taskset", "-c", cores, *command], env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{result.stderr[-2000:]}")
-    return result.stdout
+    return result
 
 
 def ours(folder, arguments, batch, threads, precision, ranks=1):
-    """Seconds of runs with prompts and texts of a token, with whole prompts, and with whole prompts and texts."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-
-    def seconds(length, tokens):
-        path = pathlib.Path(folder, "prompts.txt")
-        texts = [(letters[i % 26:] + letters * (length // 26 + 1))[:length] for i in range(batch)]
-        path.write_text("\n".join(texts) + "\n")
-        begin = time.perf_counter()
-        run([arguments.caravan, "generate", folder, "--prompts", str(path), "--tokens", str(tokens), "--temperature",
-             "0", "--batch", str(batch), "--precision", precision, "--json", "--ranks", str(ranks)], threads, ranks)
-        return time.perf_counter() - begin
-
+    """Seconds of the prompts and of the tokens after the first, as --times prints them."""
     length = prompt_length(arguments, batch)
-    return [seconds(1, 1), seconds(length, 1), seconds(length, arguments.tokens + 1)]
-
-
-def differences(runs):
-    """The seconds of prompts and of texts: differences of medians, since one run may take longer than another that does
-    more, and the ranges of those of neighbouring runs."""
-    middle = [statistics.median(run[i] for run in runs) for i in range(3)]
-    return [([middle[i + 1] - middle[i]], [run[i + 1] - run[i] for run in runs]) for i in (0, 1)]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    path = pathlib.Path(folder, "prompts.txt")
+    texts = [(letters[i % 26:] + letters * (length // 26 + 1))[:length] for i in range(batch)]
+    path.write_text("\n".join(texts) + "\n")
+    printed = run([arguments.caravan, "generate", folder, "--prompts", str(path), "--tokens",
+                   str(arguments.tokens + 1), "--temperature", "0", "--batch", str(batch), "--precision", precision,
+                   "--json", "--times", "--ranks", str(ranks)], threads, ranks).stderr
+    counts = [int(count) for count in re.findall(r"(\d+) tokens in", printed)]
+    if counts != [batch * length, batch * arguments.tokens]:
+        sys.exit(f"generate.py: {batch} prompts of {length} tokens and {arguments.tokens} more each: {printed}")
+    return [float(seconds) for seconds in re.findall(r"in ([\d.]+) s", printed)]
 
 
 def llama_cpp(folder, arguments, batch, threads, precision):
@@ -122,17 +114,11 @@ def llama_cpp(folder, arguments, batch, threads, precision):
     return json.loads(run(
         [arguments.python, LLAMA_CPP, folder, "--library", arguments.llama_cpp, "--batch", str(batch), "--threads",
          str(threads), "--precision", precision, "--tokens", str(arguments.tokens), "--length",
-         str(prompt_length(arguments, batch))], threads))
+         str(prompt_length(arguments, batch))], threads).stdout)
 
 
 def text_of(rates):
     return f"{statistics.median(rates):8.1f} ({min(rates):.1f} to {max(rates):.1f})"
-
-
-def rates_of(work, middle, seconds):
-    """Median and range of work / seconds; a run that took no longer than another that did less has no rate."""
-    positive = [work / one for one in seconds if one > 0]
-    return work / statistics.median(middle), positive or [float("nan")]
 
 
 def compare_one(arguments, folder, precision, threads, batch):
@@ -140,34 +126,30 @@ def compare_one(arguments, folder, precision, threads, batch):
     sizes = ["--tokens", str(arguments.tokens), "--prompt", str(arguments.prompt)]
     peers = ["transformers"] + ["llama.cpp"] * bool(arguments.llama_cpp)
     over_ranks = [f"{threads} ranks"] * (arguments.ranks and threads > 1)
-    own = {name: [] for name in ("caravan", *over_ranks)}
-    others = {name: [] for name in peers}
+    seconds_of = {name: [] for name in ["caravan", *over_ranks, *peers]}
     limits = []
     for _ in range(arguments.repeat):
-        own["caravan"].append(ours(folder, arguments, batch, threads, precision))
-        theirs = json.loads(run([*script, "--peer", folder, str(batch), str(threads), precision, *sizes], threads))
+        seconds_of["caravan"].append(ours(folder, arguments, batch, threads, precision))
+        theirs = json.loads(
+            run([*script, "--peer", folder, str(batch), str(threads), precision, *sizes], threads).stdout)
         limits.append(batch * theirs[2] / theirs[3])
-        others["transformers"].append(theirs[:2])
+        seconds_of["transformers"].append(theirs[:2])
         for name in over_ranks:
-            own[name].append(ours(folder, arguments, batch, threads, precision, threads))
+            seconds_of[name].append(ours(folder, arguments, batch, threads, precision, threads))
         if arguments.llama_cpp:
             *seconds, variant, error = llama_cpp(folder, arguments, batch, threads, precision)
-            others["llama.cpp"].append(seconds)
-    times = {name: differences(runs) for name, runs in own.items()}
-    for name, runs in others.items():
-        times[name] = [([run[i] for run in runs], [run[i] for run in runs]) for i in (0, 1)]
+            seconds_of["llama.cpp"].append(seconds)
     work = batch * prompt_length(arguments, batch), batch * arguments.tokens
-    rates = {name: [rates_of(work[i], *times[name][i]) for i in (0, 1)] for name in times}
+    rates = {name: [[work[i] / seconds[i] for seconds in runs] for i in (0, 1)] for name, runs in seconds_of.items()}
     print(f"{precision}, {threads} threads, batch {batch}, tokens/s; limit {text_of(limits)}")
     for name, both in rates.items():
-        texts = [f"{rate:8.1f} ({min(all_rates):.1f} to {max(all_rates):.1f})" for rate, all_rates in both]
-        print(f"  {name:13} prefill {texts[0]}   decode {texts[1]}")
-    share = rates["caravan"][1][0] / statistics.median(limits)
+        print(f"  {name:13} prefill {text_of(both[0])}   decode {text_of(both[1])}")
+    share = statistics.median(rates["caravan"][1]) / statistics.median(limits)
     notes = {"transformers": f"{100 * share:.0f} % of the limit"}
     if arguments.llama_cpp:
         notes["llama.cpp"] = f"{variant}, error of its logits {error:.4f}"
     for name in over_ranks + peers:
-        ratio = [rates["caravan"][i][0] / rates[name][i][0] for i in (0, 1)]
+        ratio = [statistics.median(rates["caravan"][i]) / statistics.median(rates[name][i]) for i in (0, 1)]
         note = "; " + notes[name] if name in notes else ""
         print(f"  caravan / {name}: prefill {ratio[0]:.2f}, decode {ratio[1]:.2f}{note}", flush=True)
 

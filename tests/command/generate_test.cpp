@@ -71,6 +71,30 @@ TEST_F(GenerateCommandTest, SamplesAndPromptsOfAFile) {
   EXPECT_EQ("A sea" + all[2].at("text").get<std::string>() + "\n", sea);
 }
 
+TEST_F(GenerateCommandTest, TimesArePrintedBesideTheTexts) {
+  const Result timed = generate({"--prompt", "The whale", "--times"});
+  EXPECT_EQ(timed.out, out({"--prompt", "The whale"}));
+  const std::regex line(R"(caravan: prompts and first tokens: (\d+) tokens in [\d.]+ s \([\d.]+ tokens/s\); )"
+                        R"(texts: (\d+) tokens in [\d.]+ s \([\d.]+ tokens/s\)\n)");
+  std::smatch found;
+  ASSERT_TRUE(std::regex_match(timed.err, found, line)) << timed.err;
+  EXPECT_GT(std::stoi(found[1]), 0);
+  EXPECT_EQ(std::stoi(found[2]), 23) << "24, of which the first comes with the prompt";
+  expect_refused({"--chat", "--times"}, 2, {"--chat"});
+}
+
+TEST_F(GenerateCommandTest, RanksThatAreGivenDifferentOptionsAreRefused) {
+  const Words all{"generate", path("run"), "--ranks", "2", "--prompt", "The whale", "--tokens"};
+  Words first = all, second = all;
+  first.emplace_back("3");
+  second.emplace_back("4");
+  for (const Result& rank : by_hand({first, second})) {
+    EXPECT_EQ(rank.code, 2) << rank.err;
+    EXPECT_THAT(rank.err, HasSubstr("--tokens: is 3 on rank 0 and 4 on rank 1"));
+    EXPECT_EQ(rank.out, "");
+  }
+}
+
 TEST_F(GenerateCommandTest, EndsBeforeAStopString) {
   const std::string text = lines({"--prompt", "The whale"}).at(0).at("text");
   const std::string stop = text.substr(6, 2);

@@ -59,6 +59,20 @@ void expect_same(const Continuation& a, const Continuation& b) {
   EXPECT_EQ(a.log_probabilities, b.log_probabilities);
 }
 
+TEST_F(GeneratorTest, TimesCountWhatPromptsAndTextsTook) {
+  const ContinuationOptions six{.num_tokens = 6, .sampling = kDrawn};
+  const std::vector<Prompt> prompts{{"some prompt", six}, {"some prompt", six}, {"a sea", six}};
+  for (const auto& [batch, texts] : {std::pair<int64_t, int64_t>{3, 3 * 5}, {1, 5 + 6 + 5}}) {
+    std::vector<GenerationTimes> all;
+    run(*model_, prompts, {.batch = batch, .on_times = [&](const GenerationTimes& times) { all.push_back(times); }});
+    ASSERT_EQ(all.size(), 1U);
+    EXPECT_EQ(all[0].prompt_tokens, 11 + 5) << "an equal prompt is read once";
+    EXPECT_EQ(all[0].tokens, texts) << "first tokens come with their prompts, but for that of the second text alone";
+    EXPECT_GT(all[0].prompt_seconds, 0);
+    EXPECT_GT(all[0].seconds, 0);
+  }
+}
+
 TEST_F(GeneratorTest, FurtherSamplesUseThePromptsKeysAndValues) {
   for (const int64_t length : {5, 60}) {  // within the context, and beyond
     for (const int64_t batch : {1, 3}) {

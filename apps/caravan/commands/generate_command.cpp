@@ -16,6 +16,7 @@
 #include "apps/caravan/commands/prompts.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/calls/same.h"
 #include "caravan/generate/load.h"
 #include "caravan/generate/stop_strings.h"
 #include "caravan/recipe/recipe.h"
@@ -210,6 +211,38 @@ void check_prompts(const GenerateArguments& arguments, const LanguageModel& mode
   }
 }
 
+/// What the ranks do together follows from these; ranks that are started by hand may be given different ones.
+void check_same_options(const GenerateArguments& arguments, Communicator& world) {
+  const auto text = [](const auto& value) { return value ? fmt::format("{}", *value) : std::string("not given"); };
+  check_same_on_all_ranks(world, "generate",
+                          {{"--chat", fmt::format("{}", arguments.chat)},
+                           {"--raw", fmt::format("{}", arguments.raw)},
+                           {"--system", text(arguments.system)},
+                           {"--tokens", text(arguments.tokens)},
+                           {"--samples", fmt::format("{}", arguments.samples)},
+                           {"--temperature", text(arguments.temperature)},
+                           {"--top-k", text(arguments.top_k)},
+                           {"--top-p", text(arguments.top_p)},
+                           {"--min-p", text(arguments.min_p)},
+                           {"--typical-p", text(arguments.typical_p)},
+                           {"--repetition-penalty", text(arguments.repetition_penalty)},
+                           {"--frequency-penalty", fmt::format("{}", arguments.frequency_penalty)},
+                           {"--presence-penalty", fmt::format("{}", arguments.presence_penalty)},
+                           {"--logit-bias", join(arguments.logit_bias)},
+                           {"--stop", join(arguments.stop)},
+                           {"--seed", fmt::format("{}", arguments.seed)},
+                           {"--truncate", fmt::format("{}", arguments.truncate)},
+                           {"--batch", fmt::format("{}", arguments.batch)},
+                           {"--beams", fmt::format("{}", arguments.beams)},
+                           {"--length-penalty", text(arguments.length_penalty)},
+                           {"--draft", arguments.draft.empty() ? "not given" : "given"},
+                           {"--draft-tokens", fmt::format("{}", arguments.draft_tokens)},
+                           {"--average", fmt::format("{}", arguments.average)},
+                           {"--precision", arguments.precision},
+                           {"--tp, --pp, --ep", fmt::format("{}, {}, {}", arguments.tp, arguments.pp, arguments.ep)},
+                           {"--offload", arguments.offload.tier}});
+}
+
 /// The model that proposes tokens, on the same ranks, in memory: it runs several times for each pass of the other.
 std::optional<FrozenModel> load_draft(const GenerateArguments& arguments, const Mesh& ranks, const LoadOptions& options,
                                       const LanguageModel& model) {
@@ -217,6 +250,15 @@ std::optional<FrozenModel> load_draft(const GenerateArguments& arguments, const 
   std::optional<FrozenModel> draft(FrozenModel::load(arguments.draft, ranks, options));
   draft->check_companion(model.tokenizer(), model.origin(), "generate", "--draft");
   return draft;
+}
+
+void print_times(const GenerationTimes& times) {
+  const auto text = [](int64_t tokens, double seconds) {
+    return fmt::format("{} tokens in {:.3f} s{}", tokens, seconds,
+                       tokens > 0 ? fmt::format(" ({:.1f} tokens/s)", static_cast<double>(tokens) / seconds) : "");
+  };
+  fmt::print(stderr, "caravan: prompts and first tokens: {}; texts: {}\n",
+             text(times.prompt_tokens, times.prompt_seconds), text(times.tokens, times.seconds));
 }
 
 at::ScalarType dtype_of(const std::string& precision) {
@@ -228,6 +270,7 @@ at::ScalarType dtype_of(const std::string& precision) {
 int generate(const GenerateArguments& arguments) {
   check(arguments);
   const ModelRanks job(arguments.ranks, arguments.offload);
+  check_same_options(arguments, job.world());
   std::vector<PromptText> texts;
   if (!arguments.chat) texts = prompts_of_all(arguments, job.world());
   const Mesh ranks = job.mesh();
@@ -250,6 +293,7 @@ int generate(const GenerateArguments& arguments) {
   options.sampling.logit_bias = logit_bias(arguments.logit_bias, model.tokenizer(), model.config().vocabulary);
   validate(options);
   GeneratorOptions together{.batch = arguments.batch, .draft_tokens = arguments.draft_tokens};
+  if (arguments.times && job.is_first()) together.on_times = print_times;
   if (draft) together.draft.emplace(draft->text_model());
   Output output(job.is_first());
   if (arguments.chat) return chat(arguments, job.world(), model, options, together, output);

@@ -68,10 +68,12 @@ void add_prompts(CLI::App& app, GenerateArguments& generate) {
   CLI::Option* raw = app.add_flag("--raw", generate.raw, "continue the prompt, though the model has a chat template")
                          ->excludes(system);
   CLI::Option* json = app.add_flag("--json", generate.json, "print one JSON object per continuation");
+  CLI::Option* times = app.add_flag("--times", generate.times,
+                                    "print to standard error how long prompts and texts took, without loading");
   CLI::Option* chat = app.add_flag("--chat", generate.chat,
                                    "a conversation: each line of standard input is answered; "
                                    "/reset forgets the lines before, /exit ends");
-  for (CLI::Option* other : {prompt, prompts, samples, raw, json}) chat->excludes(other);
+  for (CLI::Option* other : {prompt, prompts, samples, raw, json, times}) chat->excludes(other);
 }
 
 }  // namespace
@@ -95,7 +97,8 @@ void add_generate(CLI::App& app, CommandLine& line) {
       ->check(whole_number(1));
   CLI::Option* beams =
       command->add_option("--beams", generate.beams, "search the likeliest text with this many beams, without sampling")
-          ->check(whole_number(1));
+          ->check(whole_number(1))
+          ->excludes("--times");  // a search reads its prompt several times
   command
       ->add_option("--length-penalty", generate.length_penalty,
                    "beams are compared by log probability / length^penalty; default: 1")

@@ -64,6 +64,7 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   uint64_t seed = 0;
   bool json = false;
+  bool times = false;     ///< print what prompts and texts took
   bool truncate = false;  ///< of a prompt longer than the context, use the last tokens
   int64_t batch = 8;      ///< texts that are continued side by side
   int64_t beams = 1;

@@ -1,6 +1,7 @@
 #include "caravan/generate/generator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <utility>
@@ -137,6 +138,23 @@ struct Generator::Queue {
   };
   std::optional<Kept> kept{};
 
+  GenerationTimes times{};
+  int64_t prompt_tokens = 0, tokens = 0;  ///< of this step
+  std::chrono::steady_clock::time_point step_began = std::chrono::steady_clock::now();
+
+  void count_step() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - std::exchange(step_began, now)).count();
+    if (prompt_tokens > 0) {
+      times.prompt_tokens += prompt_tokens;
+      times.prompt_seconds += seconds;
+    } else {
+      times.tokens += tokens;
+      times.seconds += seconds;
+    }
+    prompt_tokens = tokens = 0;
+  }
+
   void put(size_t index, const std::string& text) {
     made[index].text += text;
     if (is_shown && show) is_shown = show(index, text);
@@ -203,11 +221,14 @@ std::vector<Continuation> Generator::run(std::span<const Prompt> prompts, const 
     admit(queue);
     if (queue.growing.empty()) break;
     step(queue);
+    queue.count_step();
     std::erase_if(queue.growing, [](const Text& text) { return text.is_ended; });
   }
   for (Text& text : queue.growing) finish(text, Ending::not_shown, queue);
   for (; queue.next < prompts.size(); ++queue.next) queue.made[queue.next].ending = Ending::not_shown;
   if (queue.kept) windows_.close(queue.kept->window);
+  queue.count_step();
+  if (options_.on_times) options_.on_times(queue.times);
   return std::move(queue.made);
 }
 
@@ -243,6 +264,8 @@ void Generator::begin(Text& text, Queue& queue) {
     return;
   }
   text.window = windows_.open(text.ids.size(), source_of(text, queue));
+  const int64_t most = has_encoder() ? windows_.model().model.config().source_context : windows_.cache().context();
+  if (text.options->num_tokens > 0) queue.prompt_tokens += std::min(most, std::ssize(queue.ids[text.index]));
   const bool is_repeated = text.index + 1 < queue.ids.size() && queue.ids[text.index + 1] == queue.ids[text.index];
   if (text.options->num_tokens == 0 || text.options->beams > 1 || !is_repeated) return;
   Text* one = &text;
@@ -336,6 +359,7 @@ void Generator::accept(Text& text, const TextModel::Choice& choice, Queue& queue
   text.ids.push_back(choice.token);
   made.log_probabilities.push_back(choice.log_probability);
   ++made.num_tokens;
+  ++queue.tokens;
   // A model's embedding may be padded past the tokenizer's last id.
   if (choice.token < tokenizer_.vocab_size()) {
     queue.put(text.index, text.stop.put(text.stream->put(static_cast<int32_t>(choice.token))));

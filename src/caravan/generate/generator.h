@@ -63,6 +63,14 @@ using ShowTexts = std::function<bool(size_t prompt, std::string_view text)>;
 /// Is called when the text of a prompt has ended.
 using OnEnd = std::function<void(size_t prompt, const Continuation& made)>;
 
+/// What a run took, on this rank. The first token of a text comes with its prompt.
+struct GenerationTimes {
+  int64_t prompt_tokens = 0;  ///< that the model has read; a prompt that repeats the one before is read once
+  double prompt_seconds = 0;  ///< of the steps that read some, and of searches by beams with all their tokens
+  int64_t tokens = 0;         ///< of the texts, generated in the other steps
+  double seconds = 0;         ///< of the other steps
+};
+
 struct GeneratorOptions {
   /// Prompts that are continued side by side: a step of them reads the weights once. Another takes the place of one
   /// that ends.
@@ -70,7 +78,8 @@ struct GeneratorOptions {
   /// A smaller model, which proposes tokens that the model then sees at once: it keeps those that it would have chosen
   /// itself, so that the text is the same. Of the same tokenizer; it has its own ranks' agreement.
   std::optional<TextModel> draft{};
-  int64_t draft_tokens = 4;  ///< proposed at a time, up to 15
+  int64_t draft_tokens = 4;                                      ///< proposed at a time, up to 15
+  std::function<void(const GenerationTimes& times)> on_times{};  ///< is called when a run has ended
 
   /// Throws UsageError for a value outside its range.
   void validate() const;

@@ -82,8 +82,9 @@ const nlohmann::json& json_field(const nlohmann::json& object, const std::string
   refuse(file, number,
          names.empty() ? fmt::format("has no field {}", field)
                        : fmt::format("has no field {}, but {}", field, join(names)),
-         names.empty() ? "name a field that these lines have"
-                       : fmt::format("name a field that these lines have, such as {}", nearest(field, names)));
+         names.empty()
+             ? "correct the line, or name a field that all lines have"
+             : fmt::format("correct the line, or, if all lines are so, name the field {}", nearest(field, names)));
 }
 
 const nlohmann::ordered_json* find_field(const nlohmann::ordered_json& object, const std::string& field) {
