@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/command/command.h"
+#include "tests/train/earlier_run.h"
 
 namespace caravan::lora_test {
 namespace {
@@ -214,6 +215,24 @@ TEST_F(LoraTest, AdaptersOfExpertsLearnTheSameAndAreExported) {
       caravan({"import", path("mixture/huggingface"), "--adapter", path("one/adapter"), "--out", path("imported")});
   ASSERT_EQ(imported.code, 0) << imported.err;
   EXPECT_EQ(generated("imported"), generated("one"));
+}
+
+/// Of a version in which experts had no adapters: with dropout and DoRA, which those of experts do not have.
+TEST_F(LoraTest, AnEarlierRunOfAMixtureIsRead) {
+  ASSERT_EQ(train("old", 1,
+                  set({"model.kind=llama", "moe.experts=2", "lora.rank=2", "lora.targets=[\"*\"]", "lora.dropout=0.1",
+                       "lora.dora=true", "lora.experts=false", "train.steps=1", "data.tokenizer=bytes"}))
+                .code,
+            0);
+  testing::forget_experts(folder() / "old");
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"inspect", path("old")},
+                                             {"report", path("old")},
+                                             {"generate", path("old"), "--prompt", "The", "--tokens", "2"},
+                                             {"export", path("old"), "--adapter", "--base", "my/base"}}) {
+    const Result result = caravan(words);
+    EXPECT_EQ(result.code, 0) << words[0] << ": " << result.err;
+  }
 }
 
 /// Whether a gradient reaches a frozen unit is known once a backward has run.

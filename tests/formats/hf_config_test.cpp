@@ -7,6 +7,7 @@
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/formats/huggingface/config_text.h"
 #include "caravan/formats/huggingface/hf_generation.h"
+#include "caravan/nn/lora.h"
 #include "tests/formats/small_models.h"
 #include "tests/ranks/rank_case.h"
 
@@ -128,6 +129,21 @@ TEST(ConfigText, keepsEverySettingAlsoOfAModelThatTransformersLacks) {
     EXPECT_EQ(parse_config_text(text, "manifest.json"), config);
     EXPECT_EQ(parse_special_tokens(text, "manifest.json"), tokens);
   }
+}
+
+/// Patterns meant all layers but the tables of experts, and the text said nothing of it.
+TEST(ConfigText, adaptersOfEarlierVersionsAreNotOfExperts) {
+  ModelConfig config = qwen2_moe();
+  config.lora = {.rank = 3, .targets = {"*"}, .dropout = 0.25, .dora = true, .experts = false};
+  json old = json::parse(config_text(config));
+  EXPECT_EQ(old["lora"].erase("experts"), 1U);
+  EXPECT_EQ(parse_config_text(old.dump(), "manifest.json"), config);
+  EXPECT_EQ(parse_config_text(config_text(config), "manifest.json"), config);
+  EXPECT_TRUE(has_adapter(config, "mlp.shared.up"));
+  EXPECT_FALSE(has_adapter(config, "mlp.experts.up"));
+  config.lora = {.rank = 3, .targets = {"*"}};
+  EXPECT_EQ(parse_config_text(config_text(config), "manifest.json"), config);
+  EXPECT_TRUE(has_adapter(config, "mlp.experts.up"));
 }
 
 TEST(ConfigText, everySettingIsChecked) {

@@ -316,5 +316,63 @@ TEST(PeftOfClasses, HasTheHead) {
   EXPECT_EQ(json::parse(peft_config(t5, "a/base"))["task_type"], "SEQ_2_SEQ_LM");
 }
 
+/// Checked with PEFT 0.21, which takes "gate_proj" among target_modules for experts, and drops the layer.
+TEST(PeftOfExperts, DenseLayersBesideThemAreNamedByTheirWeights) {
+  ModelConfig config{.layers = 2, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+  set_architecture(config, *find_architecture("qwen3_moe"));
+  config.moe = {.experts = 2, .dense_layers = LayerSet::parse("0")};
+  config.lora = {.rank = 2, .alpha = 4, .targets = {"query", "mlp.*"}, .dropout = 0};
+  const NamedTensors all = values_of(config);
+  const TemporaryFolder folder;
+  write_peft(folder.path(), config, all, "a/base");
+  const json root = json::parse(read_file(folder / kPeftConfig));
+  EXPECT_EQ(root["target_modules"], json({"q_proj"}));
+  EXPECT_EQ(root["target_parameters"],
+            json({"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
+                  "model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.experts.gate_up_proj",
+                  "model.layers.1.mlp.experts.down_proj"}));
+  ModelConfig read = config;
+  read.lora = {};
+  read.lora = read_peft_config(folder.path(), read).lora;
+  std::vector<std::string> adapted, wanted;
+  for (const LinearShape& layer : adapted_layers(read)) adapted.push_back(layer.name);
+  for (const LinearShape& layer : adapted_layers(config)) wanted.push_back(layer.name);
+  EXPECT_EQ(adapted, wanted);
+
+  config.lora = {.rank = 2, .alpha = 4, .targets = {"blocks.0.mlp.*"}, .dropout = 0.125};
+  EXPECT_EQ(json::parse(peft_config(config, "a/base"))["lora_dropout"], 0) << "PEFT has none of parameters";
+  config.lora.dora = true;
+  EXPECT_THAT(message_of<UsageError>([&] { peft_config(config, "a/base"); }), HasSubstr("no DoRA of it"));
+}
+
+TEST(PeftOfExperts, WhatPeftHasNotIsRefused) {
+  ModelConfig config{.layers = 1, .width = 16, .heads = 2, .context = 8, .vocabulary = 32};
+  set_architecture(config, *find_architecture("mixtral"));
+  config.moe = {.experts = 2};
+  config.lora = {.rank = 2, .alpha = 4, .targets = {"experts.*"}};
+  NamedTensors all = values_of(config);
+  const TemporaryFolder folder;
+  write_peft(folder.path(), config, all, "a/base");
+  ModelConfig base = config;
+  base.lora = {};
+  const auto refusal = [&] { return message_of<DataError>([&] { read_peft_config(folder.path(), base); }); };
+  const std::string settings = read_file(folder / kPeftConfig);
+  json root = json::parse(settings);
+  root["use_dora"] = true;
+  write_file(folder / kPeftConfig, root.dump());
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("sets use_dora, and target_parameters"), HasSubstr("no magnitudes")));
+
+  // As transformers 4 named them.
+  write_file(folder / kPeftConfig, settings);
+  NamedTensors theirs = to_peft(config, all);
+  const std::string name = "base_model.model.model.layers.0.block_sparse_moe.experts.1.w1.lora_A.weight";
+  theirs.emplace_back(name, at::ones({2, 16}));
+  write_tensors(folder / kPeftWeights, theirs);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr(name + " is of a single expert"), HasSubstr("with transformers 5")));
+  theirs.back().first = "base_model.model.model.layers.0.experts.lora_A.weight";
+  write_tensors(folder / kPeftWeights, theirs);
+  EXPECT_THAT(refusal(), HasSubstr("belongs to no linear layer"));
+}
+
 }  // namespace
 }  // namespace caravan::peft_test

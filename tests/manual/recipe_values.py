@@ -19,7 +19,8 @@ VALUES = {
     "moe.capacity": (0.25, [0.0, 0.75, 1.5]), "moe.balance_loss": (0.5, [0.0, 0.01, 0.5]),
     "moe.balance": (0.5, ["sequence", "batch"]), "moe.z_loss": (0.4, [0.0, 0.01]),
     "lora.targets": (0.7, [["query", "value"], ["*"], ["mlp.*"], ["attention.*", "blocks.0.mlp.up"], "output"]),
-    "lora.alpha": (0.5, [4.0, 16.0]), "lora.rslora": (0.3, [True, False]), "lora.dropout": (0.3, [0.0, 0.2]),
+    "lora.experts": (0.4, [True, False]), "lora.alpha": (0.5, [4.0, 16.0]), "lora.rslora": (0.3, [True, False]),
+    "lora.dropout": (0.3, [0.0, 0.2]),
     "lora.dora": (0.4, [True, False]), "lora.keep_frozen": (0.5, [True, False]),
     "lora.modules_to_save": (0.3, [[], ["embedding", "head"]]),
     "data.positions": (0.5, ["restart", "continue"]), "data.validation_fraction": (0.2, [0.1, 0.3]),
@@ -108,7 +109,7 @@ def is_used(key, recipe):
     windows = get("pipeline.schedule", "1f1b").startswith("pipedream")
     experts = get("moe.experts", 0) > 0
     targets = get("lora.targets", ["query", "value"])
-    adapts_experts = experts and ("*" in targets or "mlp.*" in targets)
+    adapts_experts = experts and get("lora.experts", True) and ("*" in targets or "mlp.*" in targets)
     conditions = {
         "model.rope_theta": get("model.kind") == "llama", "model.qkv_bias": get("model.kind") == "llama",
         "moe.shared_gate": experts and get("moe.shared", 0) > 0,
@@ -129,7 +130,7 @@ def is_used(key, recipe):
         "lora.keep_frozen": technique in ("zero3", "hsdp") and get("offload.parameters", "none") == "none",
         "lora.dora": (get("tensor_parallel.kind", "1d") == "1d" and get("tiling.tiles", 1) == 1
                       and not adapts_experts),
-        "lora.dropout": not adapts_experts,
+        "lora.dropout": not adapts_experts, "lora.experts": experts and targets != ["mlp.*"],
         "data_parallel.accumulate": gathered and technique != "zero1",
         "data_parallel.share": gathered and technique != "replicas",
         "data_parallel.hook_rank": get("data_parallel.hook") == "powersgd",

@@ -242,6 +242,10 @@ TEST(AdapterRules, InvalidOnesAreRefused) {
   EXPECT_NE(refusal("rank = 4\ntargets = [\"up\"]\ndora = true\n" + experts).find("lora.dora = false"),
             std::string::npos);
   EXPECT_NO_THROW(parse_recipe("[lora]\nrank = 4\ntargets = [\"attention.*\"]\ndropout = 0.1\n" + experts, "my.toml"));
+  const std::string without = "rank = 4\nexperts = false\n";
+  EXPECT_NO_THROW(parse_recipe("[lora]\n" + without + "targets = [\"*\"]\ndora = true\n" + experts, "my.toml"));
+  EXPECT_NE(refusal(without + "targets = [\"mlp.*\"]\n" + experts).find("use lora.experts = true"), std::string::npos);
+  EXPECT_NE(refusal(without).find("of a model with experts only"), std::string::npos);
   EXPECT_NE(refusal("rank = 4\ntargets = []").find("chooses no layer"), std::string::npos);
   EXPECT_NE(refusal("rank = 4\nalpha = 0").find("lora.alpha"), std::string::npos);
   EXPECT_NE(refusal("rank = -1").find("lora.rank"), std::string::npos);

@@ -177,7 +177,7 @@ ReportFacts facts_of(const RunLog& log) {
   ModelConfig model = parse_config_text(info->model, log.run().string());
   add("model", fmt::format("{}, {} layers of width {}, {} parameters", model.arch.name, model.layers, model.width,
                            format_count(static_cast<double>(model.num_parameters()))));
-  Recipe recipe = parse_recipe(info->recipe, log.run().string());
+  Recipe recipe = parse_recipe(info->recipe, log.run().string(), {}, RecipeWriter::run);
   if (info->numerics.ranks == 0) return report;
   recipe.model = model;
   if (!recipe.pipeline.is_used()) return report;

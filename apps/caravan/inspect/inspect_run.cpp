@@ -77,7 +77,8 @@ void inspect_checkpoint(const fs::path& folder) {
 void print_steps(const fs::path& folder, const std::string& recipe) {
   const nlohmann::json last = last_metrics(folder / "train.log");
   const int64_t done = last.is_object() ? step_of_line(last) : 0;
-  const int64_t all = recipe.empty() ? 0 : parse_recipe(recipe, (folder / "recipe.toml").string()).train.steps;
+  const int64_t all =
+      recipe.empty() ? 0 : parse_recipe(recipe, (folder / "recipe.toml").string(), {}, RecipeWriter::run).train.steps;
   std::string line = all > 0 ? fmt::format("{} of {}", done, all) : fmt::format("{}", done);
   const auto add = [&](const char* key, const char* label) {
     if (last.is_object() && last.contains(key) && last[key].is_number()) {
@@ -95,7 +96,7 @@ std::string predicted_bubble(const std::vector<fs::path>& checkpoints) {
   for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
     try {
       const CheckpointInfo info = Manifest::read(*checkpoint).info;
-      Recipe recipe = parse_recipe(info.recipe, checkpoint->string());
+      Recipe recipe = parse_recipe(info.recipe, checkpoint->string(), {}, RecipeWriter::run);
       if (!recipe.pipeline.is_used() || info.numerics.ranks == 0) return "";
       recipe.model = parse_config_text(info.model, checkpoint->string());
       const Timeline timeline = plan_schedule(recipe, static_cast<int>(info.numerics.ranks)).timeline;

@@ -12,7 +12,6 @@
 #include "caravan/base/pattern.h"
 #include "caravan/engine/flat/flat.h"
 #include "caravan/engine/groups.h"
-#include "caravan/nn/experts/expert_adapter.h"
 
 namespace caravan {
 namespace {
@@ -202,7 +201,7 @@ void split_units(Strategy& strategy, const std::vector<std::string>& patterns) {
       names.push_back(modules[i]->name());
       const bool is_unit = is_inside_a_match || already.contains(modules[i]);
       if (!fits(*modules[i], is_unit) || is_unit || inside.contains(modules[i])) continue;
-      if (dynamic_cast<const PartOfExperts*>(modules[i]) != nullptr) {
+      if (!modules[i]->is_run()) {
         throw UsageError({strategy.name, "units", modules[i]->name() + " is not run by itself", "",
                           "name the whole layer of experts, such as '*.mlp.experts'"});
       }

@@ -96,6 +96,9 @@ class Module {
   /// Tensors that are state but not parameters (running statistics), by dotted name.
   virtual std::vector<std::pair<std::string, at::Tensor>> buffers() { return {}; }
 
+  /// Whether its parent runs it; else the parent computes with its parameters, and hooks around it never run.
+  virtual bool is_run() const noexcept { return true; }
+
   /// The ordered list that a pipeline cuts: running the blocks in order runs the module. Default: the module itself.
   virtual std::vector<Module*> blocks() { return {this}; }
 

@@ -57,6 +57,7 @@ struct LoraConfig {
   /// that counts as a constant. m starts as that norm. (Liu et al., arXiv 2402.09353.)
   bool dora = false;
   std::vector<std::string> saved{};  ///< modules that are trained whole: "embedding", "head"
+  bool experts = true;  ///< targets mean the tables of experts too; in models of earlier versions they do not
 
   static std::vector<std::string> default_targets() { return {"query", "value"}; }
   bool is_used() const noexcept { return rank > 0; }

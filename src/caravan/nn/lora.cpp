@@ -24,6 +24,10 @@ bool is_target(const std::string& target, const std::string& layer) {
   return matches_pattern(target, layer) || matches_pattern("*." + target, layer);
 }
 
+bool can_be_target(const ModelConfig& config, const LinearShape& layer) {
+  return layer.experts == 0 || config.lora.experts;
+}
+
 void add_mlp(std::vector<LinearShape>& layers, const ModelConfig& config, const std::string& name, int64_t hidden,
              int64_t experts = 0) {
   if (config.arch.is_gated) layers.push_back({name + ".gate", config.width, hidden, experts});
@@ -52,6 +56,11 @@ std::vector<LinearShape> layers_of_block(const ModelConfig& config, int64_t bloc
 
 }  // namespace
 
+std::string LinearShape::factor(char which) const {
+  if (experts == 0) return fmt::format("{}.lora.{}.weight", name, which);
+  return fmt::format("{}.lora.{}.{}", parent(), own_name(), which);
+}
+
 std::vector<LinearShape> linear_layers(const ModelConfig& config) {
   std::vector<LinearShape> layers;
   for (int64_t block = 0; block < config.layers; ++block) {
@@ -67,6 +76,7 @@ std::vector<LinearShape> adapted_layers(const ModelConfig& config) {
   if (!config.lora.is_used()) return {};
   std::vector<LinearShape> layers = linear_layers(config);
   std::erase_if(layers, [&](const LinearShape& layer) {
+    if (!can_be_target(config, layer)) return true;
     return std::ranges::none_of(config.lora.targets, [&](const auto& target) { return is_target(target, layer.name); });
   });
   return layers;
@@ -153,7 +163,9 @@ void check_experts_of_lora(const ModelConfig& config) {
   if (table == adapted.end()) return;
   const auto refuse_for_experts = [&](const char* key, const char* what, const char* value) {
     refuse_lora(key, fmt::format("lora.targets chooses {}, and adapters of experts have no {}", table->name, what),
-                fmt::format("use lora.{} = {}, or targets without experts, such as [\"attention.*\"]", key, value));
+                fmt::format("use lora.{} = {}; or lora.experts = false, as in a run of an earlier version; or targets "
+                            "without experts, such as [\"attention.*\"]",
+                            key, value));
   };
   if (config.lora.dropout > 0) refuse_for_experts("dropout", "dropout", "0");
   if (config.lora.dora) refuse_for_experts("dora", "magnitudes", "false");
@@ -178,9 +190,16 @@ void check_lora(const ModelConfig& config) {
     refuse_lora("targets", "chooses no layer", "use [\"query\", \"value\"], or [\"*\"] for all");
   const std::vector<LinearShape> layers = linear_layers(config);
   for (const std::string& target : lora.targets) {
-    if (std::ranges::any_of(layers, [&](const auto& layer) { return is_target(target, layer.name); })) continue;
+    const auto is_chosen = [&](const LinearShape& layer) { return is_target(target, layer.name); };
+    const auto is_left_out = [&](const LinearShape& layer) { return !can_be_target(config, layer); };
+    if (std::ranges::any_of(layers, [&](const auto& of) { return is_chosen(of) && !is_left_out(of); })) continue;
+    if (std::ranges::any_of(layers, is_chosen)) {
+      refuse_lora("targets", fmt::format("'{}' matches experts alone, and lora.experts is false", target),
+                  "use lora.experts = true, or leave the target out");
+    }
     std::vector<std::string> names;
     for (const LinearShape& layer : layers_of_block(config, config.layers - 1)) {
+      if (is_left_out(layer)) continue;
       names.push_back(layer.name.substr(layer.name.rfind('.') + 1));
       names.push_back(layer.name);
     }

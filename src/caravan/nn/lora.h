@@ -21,6 +21,11 @@ struct LinearShape {
   std::string parent() const { return name.substr(0, name.rfind('.')); }
   std::string own_name() const { return name.substr(name.rfind('.') + 1); }
   int64_t matrices() const noexcept { return experts > 0 ? experts : 1; }
+  /// The parameters of the layer and of its adapter: "blocks.0.attention.query.weight" and "..query.lora.a.weight"; of
+  /// a table "blocks.0.mlp.experts.up" and "blocks.0.mlp.experts.lora.up.a". A table has no magnitudes.
+  std::string weight() const { return experts > 0 ? name : name + ".weight"; }
+  std::string factor(char which) const;
+  std::string magnitudes() const { return name + ".lora.magnitude"; }
 };
 
 /// The linear layers of all blocks, in forward order, without embedding and head.

@@ -29,6 +29,10 @@ std::vector<RecipeKey> lora_keys() {
       with_adapters(texts({"lora.targets", OnResume::shape},
                           "linear layers that get one, such as \"query\", \"mlp.*\", \"experts.*\", \"*\"",
                           FIELD(targets))),
+      only_with(
+          boolean({"lora.experts", OnResume::shape}, "targets mean the tables of experts too", FIELD(experts)),
+          [](const Recipe& recipe) { return recipe.model.lora.is_used() && recipe.model.moe.is_used(); },
+          "is used with adapters of a model with experts only"),
       with_adapters(real({"lora.dropout", OnResume::history}, "dropout probability of what adapters read",
                          FIELD(dropout), {0, 0.99})),
       with_adapters(boolean({"lora.dora", OnResume::shape},

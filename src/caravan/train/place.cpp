@@ -48,6 +48,7 @@ Place open_place(const TrainOptions& options) {
     const int64_t micro_batch = before.train.micro_batch;
     if (micro_batch != kAutoMicroBatch) place.micro_batch = micro_batch;  // imported weights have no number
     if (info.optimizer_steps > 0) place.fill = before.data.fills_best() ? "best_fit" : "stream";
+    if (before.model.lora.is_used()) place.experts = before.model.lora.experts ? "true" : "false";
   } catch (const DataError& error) {
     refuse_damaged(place.checkpoint, error);
   }
@@ -63,12 +64,15 @@ Place share_place(const TrainOptions& options, Communicator& world) {
   place.folder = broadcast_text(world, place.folder.string(), 0, "run folder");
   place.checkpoint = broadcast_text(world, place.checkpoint.string(), 0, "checkpoint");
   place.fill = broadcast_text(world, place.fill, 0, "data.fill");
+  place.experts = broadcast_text(world, place.experts, 0, "lora.experts");
   return place;
 }
 
-void keep_fill(Recipe& recipe, const Place& place) {
+void keep_defaults(Recipe& recipe, const Place& place) {
   const bool is_default = !recipe.data.streaming && !recipe.locations.contains("data.fill");
   if (is_default && !place.fill.empty()) recipe.data.fill = place.fill;
+  const bool is_given = recipe.locations.contains("lora.experts");
+  if (!is_given && !place.experts.empty()) recipe.model.lora.experts = place.experts == "true";
 }
 
 namespace {

@@ -22,6 +22,7 @@ struct Place {
   int64_t micro_batch = 0;             ///< of the checkpoint's recipe, on rank 0; 0: none
   std::vector<std::string> notes{};    ///< on rank 0
   std::string fill{};                  ///< data.fill of the checkpoint's recipe; "": none that a resume must keep
+  std::string experts{};               ///< lora.experts of it, "true" or "false"; "": it has no adapters
 };
 
 /// Opens the run folder on rank 0 and, for a resume, finds the checkpoint; every rank gets both paths, absolute. Every
@@ -29,8 +30,9 @@ struct Place {
 /// UsageError for one that does not exist.
 Place share_place(const TrainOptions& options, Communicator& world);
 
-/// Takes data.fill from the run that is resumed, unless the recipe gives it: its default has changed.
-void keep_fill(Recipe& recipe, const Place& place);
+/// Takes data.fill and lora.experts from the run that is resumed, unless the recipe gives them: their defaults have
+/// changed.
+void keep_defaults(Recipe& recipe, const Place& place);
 
 /// The recipe as the run keeps it: with absolute paths, so that it is independent of the current folder. Throws
 /// UsageError for a path that is not UTF-8.

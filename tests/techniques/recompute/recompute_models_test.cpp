@@ -21,6 +21,7 @@
 namespace caravan::testing::recompute_models_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Dtypes of the sharded parameters and of the arithmetic: fp64, fp32, bf16.
@@ -110,6 +111,17 @@ TEST(RecomputeModel, RefusesACoreInsideABlock) {
                 prove_with(recompute_of(std::vector<std::string>{"blocks.1", "*.attention.core"}));
               }),
               HasSubstr("blocks.1.attention.core: is inside blocks.1, which is recomputed as a whole"));
+}
+
+/// The experts compute with the parameters of their adapters.
+TEST(RecomputeModel, RefusesWhatIsNotRunByItself) {
+  needs({"modules"});
+  ProveCase what =
+      case_of(Architecture::gpt2(), 1, recompute_of(std::vector<std::string>{"head", "*.experts.lora.up"}));
+  what.model.moe = {.experts = 2};
+  what.model.lora = {.rank = 2, .targets = {"experts.*"}};
+  EXPECT_THAT(message_of<UsageError>([&] { prove(what); }),
+              AllOf(HasSubstr("blocks.0.mlp.experts.lora.up is not run by itself"), HasSubstr("'*.mlp.experts'")));
 }
 
 /// A recipe is proved with its own number of layers if it names some of them.

@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kExperts = "moe";  // of earlier versions
 constexpr const char* kAdapters = "lora";
+constexpr const char* kAdaptsExperts = "experts";
 
 /// As earlier versions wrote it.
 MoeConfig read_moe(const ConfigReader& in) {
@@ -49,6 +50,7 @@ LoraConfig read_lora(const ConfigReader& in) {
   lora.rslora = in.flag_or("rslora", false);
   lora.dora = in.flag_or("dora", false);
   read_list("modules_to_save", lora.saved);
+  lora.experts = in.flag_or(kAdaptsExperts, false);  // of an earlier version, where experts had no adapters
   return lora;
 }
 
@@ -127,7 +129,8 @@ std::string config_text(const ModelConfig& config, const SpecialTokens& tokens) 
   }
   const LoraConfig& lora = config.lora;
   if (lora.is_used()) {
-    Json& adapters = out[kAdapters] = {{"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}};
+    Json& adapters = out[kAdapters] = {
+        {"rank", lora.rank}, {"alpha", lora.alpha}, {"targets", lora.targets}, {kAdaptsExperts, lora.experts}};
     if (lora.dropout > 0) adapters["dropout"] = lora.dropout;
     if (lora.rslora) adapters["rslora"] = true;
     if (lora.dora) adapters["dora"] = true;

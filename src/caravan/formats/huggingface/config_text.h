@@ -12,9 +12,9 @@ namespace caravan {
 /// names of recipe keys.
 std::string config_text(const ModelConfig& config, const SpecialTokens& tokens = {});
 
-/// The config that config_text wrote, in this version or an earlier one (a config.json with members `moe` and `lora`),
-/// or a config.json. Its special tokens are those of parse_special_tokens. Throws DataError like
-/// parse_huggingface_config.
+/// The config that config_text wrote, in this version or an earlier one, or a config.json. Earlier ones are a
+/// config.json with members `moe` and `lora`, or have a `lora` without `experts`, where experts have no adapters. Its
+/// special tokens are those of parse_special_tokens. Throws DataError like parse_huggingface_config.
 ModelConfig parse_config_text(std::string_view json, std::string_view file);
 
 }  // namespace caravan

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <string_view>
 
 #include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
@@ -25,18 +24,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "blocks.0.query.lora.a.weight"; of a table of experts "blocks.0.mlp.experts.lora.up.a".
-std::string factor_of(const std::string& layer, const char* factor) {
-  const size_t dot = layer.rfind('.');
-  if (dot == std::string::npos || !layer.substr(0, dot).ends_with(".experts")) {
-    return fmt::format("{}.lora.{}.weight", layer, factor);
-  }
-  return fmt::format("{}.lora.{}.{}", layer.substr(0, dot), layer.substr(dot + 1), factor);
+/// The layers of the model by name, those without adapters too.
+std::map<std::string, LinearShape> layers_by_name(const ModelConfig& config) {
+  std::map<std::string, LinearShape> layers;
+  for (LinearShape& layer : linear_layers(config)) layers.emplace(layer.name, std::move(layer));
+  return layers;
 }
-std::string a_of(const std::string& layer) { return factor_of(layer, "a"); }
-std::string b_of(const std::string& layer) { return factor_of(layer, "b"); }
-
-std::string magnitude_of(const std::string& layer) { return layer + ".lora.magnitude"; }
 
 std::map<std::string, at::Tensor> by_name(const NamedTensors& tensors) { return {tensors.begin(), tensors.end()}; }
 
@@ -57,15 +50,16 @@ at::Tensor norms_of_rows(const at::Tensor& matrix) { return matrix.square().sum(
 
 /// The magnitudes of the rows of a fused layer: those without an adapter keep the norms of the weight.
 at::Tensor fused_magnitudes(const PeftLayer& layer, const std::map<std::string, at::Tensor>& found,
-                            const std::map<std::string, int64_t>& out, TensorKind kind) {
+                            const std::map<std::string, LinearShape>& shapes, TensorKind kind) {
   std::vector<at::Tensor> parts;
-  for (const std::string& part : layer.ours) {
-    const auto own = found.find(magnitude_of(part));
-    const auto weight = found.find(part + ".weight");
+  for (const std::string& name : layer.ours) {
+    const LinearShape& part = shapes.at(name);
+    const auto own = found.find(part.magnitudes());
+    const auto weight = found.find(part.weight());
     if (own != found.end()) {
       parts.push_back(own->second);
     } else if (kind == TensorKind::gradients) {
-      parts.push_back(at::zeros({out.at(part)}));
+      parts.push_back(at::zeros({part.out}));
     } else if (weight != found.end()) {
       parts.push_back(norms_of_rows(weight->second));
     } else {
@@ -106,19 +100,19 @@ void read_wholes(const SafetensorsFile& file, const PeftConfig& read, std::map<s
 NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours, TensorKind kind) {
   check_peft_layers(config);
   const auto found = by_name(ours);
-  std::map<std::string, int64_t> out;
-  for (const LinearShape& layer : linear_layers(config)) out[layer.name] = layer.out;
+  const std::map<std::string, LinearShape> shapes = layers_by_name(config);
   NamedTensors theirs;
   for (const PeftLayer& layer : peft_layers(config)) {
     std::vector<at::Tensor> a;
     std::vector<std::pair<int64_t, at::Tensor>> b;  // with its first row
     int64_t rows = 0;
-    for (const std::string& part : layer.ours) {
-      if (found.contains(a_of(part))) {
-        a.push_back(found.at(a_of(part)));
-        b.emplace_back(rows, found.at(b_of(part)));
+    for (const std::string& name : layer.ours) {
+      const LinearShape& part = shapes.at(name);
+      if (found.contains(part.factor('a'))) {
+        a.push_back(found.at(part.factor('a')));
+        b.emplace_back(rows, found.at(part.factor('b')));
       }
-      rows += out.at(part);
+      rows += part.out;
     }
     if (a.empty()) continue;
     const int64_t experts = std::max<int64_t>(layer.experts, 1), rank = config.lora.rank;
@@ -132,7 +126,7 @@ NamedTensors to_peft(const ModelConfig& config, const NamedTensors& ours, Tensor
     // Of experts a column for each, and so for each rank.
     theirs.emplace_back(peft_tensor(layer.module, 'B'), whole.permute({1, 2, 0}).flatten(1).contiguous());
     if (!config.lora.dora) continue;
-    theirs.emplace_back(peft_magnitudes(layer.module), fused_magnitudes(layer, found, out, kind));
+    theirs.emplace_back(peft_magnitudes(layer.module), fused_magnitudes(layer, found, shapes, kind));
   }
   for (const PeftWhole& whole : peft_wholes(config)) {
     if (found.contains(whole.ours)) theirs.emplace_back(whole.theirs, found.at(whole.ours));
@@ -146,8 +140,7 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
   std::map<std::string, double> scales;
   for (const PeftScale& layer : read.layers) scales[layer.theirs] = layer.scale / config.lora.scale();
   std::map<std::string, at::Tensor> ours;
-  std::map<std::string, LinearShape> shapes;
-  for (const LinearShape& layer : linear_layers(config)) shapes[layer.name] = layer;
+  const std::map<std::string, LinearShape> shapes = layers_by_name(config);
   for (const PeftLayer& layer : peft_layers(config)) {
     if (!scales.contains(layer.theirs)) continue;
     const at::Tensor a = read_tensor(file, peft_tensor(layer.module, 'A')).to(at::kFloat);
@@ -156,8 +149,8 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
     check_finite(file, peft_tensor(layer.module, 'B'), b);
     const int64_t experts = std::max<int64_t>(layer.experts, 1);
     int64_t rows = 0;
-    for (const std::string& part : layer.ours) rows += shapes[part].out;
-    const int64_t in = shapes[layer.ours.front()].in;
+    for (const std::string& part : layer.ours) rows += shapes.at(part).out;
+    const int64_t in = shapes.at(layer.ours.front()).in;
     if (a.size(1) != in || b.size(0) != rows || a.size(0) != b.size(1) || a.size(0) > experts * config.lora.rank ||
         a.size(0) % experts != 0) {
       throw DataError({"adapter", file.path().string(),
@@ -179,12 +172,12 @@ NamedTensors read_peft(const fs::path& folder, const ModelConfig& config) {
     int64_t row = 0;
     const int64_t rank = a.size(0) / experts;
     const at::Tensor own_b = b.view({rows, rank, experts}).permute({2, 0, 1});
-    for (const std::string& part : layer.ours) {
-      const int64_t out = shapes[part].out;
-      ours[a_of(part)] = filled_up(a.view({experts, rank, in}), config.lora.rank, in);
-      ours[b_of(part)] = filled_up(own_b.narrow(1, row, out), out, config.lora.rank);
-      if (magnitudes.defined()) ours[magnitude_of(part)] = magnitudes.narrow(0, row, shapes[part].out);
-      row += shapes[part].out;
+    for (const std::string& name : layer.ours) {
+      const LinearShape& part = shapes.at(name);
+      ours[part.factor('a')] = filled_up(a.view({experts, rank, in}), config.lora.rank, in);
+      ours[part.factor('b')] = filled_up(own_b.narrow(1, row, part.out), part.out, config.lora.rank);
+      if (magnitudes.defined()) ours[part.magnitudes()] = magnitudes.narrow(0, row, part.out);
+      row += part.out;
     }
   }
   read_wholes(file, read, ours);
@@ -229,13 +222,14 @@ NamedTensors without_adapters(const NamedTensors& parameters) {
 NamedTensors with_adapters_merged(const ModelConfig& config, const NamedTensors& parameters) {
   NamedTensors base = without_adapters(parameters);
   const auto found = by_name(parameters);
+  std::map<std::string, LinearShape> adapted;  // by weight
+  for (LinearShape& layer : adapted_layers(config)) adapted.emplace(layer.weight(), std::move(layer));
   for (auto& [name, tensor] : base) {
-    constexpr std::string_view kWeight = ".weight";
-    const bool is_module = name.ends_with(kWeight);  // else perhaps a table of experts
-    const std::string layer = is_module ? name.substr(0, name.size() - kWeight.size()) : name;
-    if (!found.contains(a_of(layer))) continue;
-    const auto magnitudes = found.find(magnitude_of(layer));
-    tensor = merged(tensor, config.lora, found.at(a_of(layer)), found.at(b_of(layer)),
+    const auto layer = adapted.find(name);
+    if (layer == adapted.end()) continue;
+    const LinearShape& of = layer->second;
+    const auto magnitudes = found.find(of.magnitudes());
+    tensor = merged(tensor, config.lora, found.at(of.factor('a')), found.at(of.factor('b')),
                     magnitudes == found.end() ? std::nullopt : std::optional(magnitudes->second));
   }
   return base;

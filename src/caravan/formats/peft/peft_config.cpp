@@ -24,11 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using PeftJson = nlohmann::ordered_json;  // PEFT takes the first of several patterns that match a layer
 
-constexpr std::string_view kPrefix = "base_model.model.";
-constexpr std::string_view kWeight = ".weight";
-constexpr std::string_view kVectorEnding = ".lora_magnitude_vector";
 constexpr std::string_view kAnyParent = ".*\\.";
-constexpr char kVector = 'm';  ///< beside the factors A and B
 
 [[noreturn]] void refuse_adapter(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"adapter", file.string(), fact, "", action});
@@ -109,19 +105,6 @@ void refuse_other_base(const PeftJson& root, const fs::path& file) {
       "them adapters of the base as it was, or merge them into their own base");
 }
 
-/// The layer for which a tensor is the factor A or B, or has the magnitudes; nothing for another name.
-std::optional<std::pair<std::string, char>> parse_tensor(std::string_view name) {
-  if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
-  if (name.ends_with(kVectorEnding)) {
-    return std::pair(std::string(name.substr(0, name.size() - kVectorEnding.size())), kVector);
-  }
-  for (const char factor : {'A', 'B'}) {
-    const std::string ending = fmt::format(".lora_{}{}", factor, kWeight);
-    if (name.ends_with(ending)) return std::pair(std::string(name.substr(0, name.size() - ending.size())), factor);
-  }
-  return std::nullopt;
-}
-
 double positive(const PeftJson& value, const std::string& what, const fs::path& file) {
   const double number = value.is_number() ? value.get<double>() : 0;
   // In fp32, in which adapters are added.
@@ -185,93 +168,37 @@ PeftJson task_type(const ModelConfig& config) {
   return config.continues_texts() ? PeftJson("CAUSAL_LM") : PeftJson();
 }
 
-}  // namespace
-
-namespace {
-
-/// The parameters of experts that have adapters, in the order in which PEFT wraps them: the last one of a layer is the
-/// outermost, whose tensors are named after the module itself.
-std::vector<PeftLayer> peft_expert_layers(const ModelConfig& config) {
-  const std::vector<LinearShape> adapted = adapted_layers(config);
-  const auto has_adapter = [&](const std::string& name) {
-    return std::ranges::find(adapted, name, &LinearShape::name) != adapted.end();
-  };
-  const WeightTable& table = architecture_of(config).weights;
-  std::vector<PeftLayer> layers;
-  for (int64_t block = 0; block < config.layers; ++block) {
-    if (!config.has_experts(block)) continue;
-    const std::string ours = fmt::format("blocks.{}.mlp.experts.", block);
-    const std::string module = fmt::format("{}{}.{}.mlp.experts", table.prefix, table.layers, block);
-    const size_t first = layers.size();
-    const int64_t experts = config.moe.experts;
-    for (PeftLayer layer : {PeftLayer{module + ".gate_up_proj", {ours + "gate", ours + "up"}, module, experts},
-                            PeftLayer{module + ".down_proj", {ours + "down"}, module, experts}}) {
-      if (std::ranges::none_of(layer.ours, has_adapter)) continue;
-      for (size_t i = first; i < layers.size(); ++i) layers[i].module += ".base_layer";
-      layers.push_back(std::move(layer));
-    }
-  }
-  return layers;
-}
-
 /// `model` with adapters of the experts' parameters that target_parameters names, by the ends of their names.
 ModelConfig with_targets(ModelConfig model, const PeftJson& root, const fs::path& file) {
   const PeftJson named = root.value("target_parameters", PeftJson());
   model.lora = {};
   if (!is_set(named)) return model;
+  if (flag(root, "use_dora", file)) {
+    refuse_adapter(file,
+                   fmt::format("sets use_dora, and target_parameters to {}: adapters of experts have no magnitudes",
+                               shown(root, "target_parameters")),
+                   "train without one of the two");
+  }
   model.lora = {.rank = 1, .targets = {"experts.*"}};
+  const std::vector<PeftLayer> layers = peft_layers(model);
   std::set<std::string> targets;
   for (const PeftJson& target : named) {
     const std::string name = target.is_string() ? target.get<std::string>() : "";
     bool is_found = false;
-    for (const PeftLayer& layer : peft_expert_layers(model)) {
-      if (layer.theirs != name && !layer.theirs.ends_with("." + name)) continue;
-      targets.insert(layer.ours.begin(), layer.ours.end());
+    for (const PeftLayer& layer : layers) {
+      const std::string theirs = layer.experts > 0 ? layer.theirs : layer.theirs + ".weight";
+      if (theirs != name && !theirs.ends_with("." + name)) continue;
+      if (layer.experts > 0) targets.insert(layer.ours.begin(), layer.ours.end());
       is_found = true;
     }
     if (is_found) continue;
     refuse_adapter(file,
                    fmt::format("sets target_parameters to {}, of which {} are no experts of the model", named.dump(),
                                target.dump(-1, ' ', false, PeftJson::error_handler_t::replace)),
-                   "name gate_up_proj or down_proj of a model with experts");
+                   "name gate_up_proj or down_proj of a model with experts; a router has no adapters here");
   }
   model.lora.targets.assign(targets.begin(), targets.end());
   return model;
-}
-
-}  // namespace
-
-std::vector<PeftLayer> peft_layers(const ModelConfig& config) {
-  TensorShapes shapes;
-  for (const LinearShape& layer : linear_layers(config)) {
-    if (layer.experts == 0) shapes[layer.name + std::string(kWeight)] = {layer.out, layer.in};
-  }
-  const auto without_weight = [](const std::string& name) { return name.substr(0, name.size() - kWeight.size()); };
-  std::vector<PeftLayer> layers;
-  for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
-    PeftLayer layer{.theirs = without_weight(row.theirs.front()), .ours = {}, .module = {}};
-    layer.module = layer.theirs;
-    if (row.form == WeightColumn::Form::by_head) continue;  // of which adapters are no rows and columns
-    for (const std::string& ours : row.ours) layer.ours.push_back(without_weight(ours));
-    layers.push_back(std::move(layer));
-  }
-  for (PeftLayer& layer : peft_expert_layers(config)) layers.push_back(std::move(layer));
-  return layers;
-}
-
-namespace {
-
-void add_saved(std::vector<PeftWhole>& wholes, const ModelConfig& config) {
-  const TensorShapes shapes{{"embedding.token.weight", {1, 1}}, {"head.weight", {1, 1}}};
-  for (const HuggingfaceRow& row : huggingface_table(config, shapes).rows) {
-    const bool is_head = row.ours.front() == "head.weight";
-    const std::string saved = is_head ? "head" : "embedding";
-    if (!config.lora.saves(saved)) continue;
-    const std::string& theirs = row.theirs.front();
-    const std::string ours = is_head && config.ties_head() ? "embedding.token.weight" : row.ours.front();
-    wholes.push_back(
-        {std::string(kPrefix) + theirs, ours, last_name(theirs.substr(0, theirs.size() - kWeight.size())), saved});
-  }
 }
 
 /// All that a folder of adapters may have.
@@ -298,24 +225,6 @@ std::vector<std::string> saved_of(const std::vector<PeftWhole>& found, const Mod
 
 }  // namespace
 
-std::vector<PeftWhole> peft_wholes(const ModelConfig& config) {
-  std::vector<PeftWhole> wholes;
-  if (!config.lora.saved.empty()) add_saved(wholes, config);
-  if (config.classes == 0) return wholes;
-  // Of such rows only the names count.
-  const TensorShapes shapes{
-      {"head.weight", {1, 1}}, {"head.bias", {1}}, {"head.transform.weight", {1, 1}}, {"head.transform.bias", {1}}};
-  const HuggingfaceTable table = huggingface_table(config, shapes);
-  for (const HuggingfaceRow& row : table.rows) {
-    if (!is_saved_with_adapters(config, row.ours.front())) continue;
-    if (!config.has_transform() && row.ours.front() != "head.weight") continue;
-    const std::string& theirs = row.theirs.front();
-    const std::string own = theirs.starts_with(table.prefix) ? theirs.substr(table.prefix.size()) : theirs;
-    wholes.push_back({std::string(kPrefix) + theirs, row.ours.front(), own.substr(0, own.find('.'))});
-  }
-  return wholes;
-}
-
 int64_t peft_classes(const fs::path& folder, ModelConfig base) {
   base.classes = 1;  // for the names
   const SafetensorsFile weights(folder / kPeftWeights);
@@ -327,19 +236,13 @@ int64_t peft_classes(const fs::path& folder, ModelConfig base) {
   return 0;
 }
 
-std::string peft_tensor(const std::string& module, char factor) {
-  return fmt::format("{}{}.lora_{}{}", kPrefix, module, factor, kWeight);
-}
-
-std::string peft_magnitudes(const std::string& module) { return fmt::format("{}{}{}", kPrefix, module, kVectorEnding); }
-
 namespace {
 
 /// Throws unless a tensor has the shape of its kind, and the others of its layer are there.
 void check_tensor(const SafetensorsFile& weights, const std::string& name, const std::string& theirs, char factor,
                   bool has_magnitudes) {
   const size_t dims = weights.at(name).shape.size();
-  if (factor == kVector) {
+  if (factor == kPeftVector) {
     if (has_magnitudes && dims == 1 && weights.has(peft_tensor(theirs, 'A'))) return;
     refuse_adapter(weights.path(),
                    has_magnitudes ? name + " is not a vector, or its layer has no factors A and B"
@@ -394,10 +297,17 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
       config.wholes.push_back(*whole);
       continue;
     }
-    const auto parsed = parse_tensor(name);
+    const auto parsed = parse_peft_tensor(name);
     if (!parsed || !known.contains(parsed->first)) {
-      refuse_adapter(weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
-                     "use adapters of this model's linear layers alone, or with its embedding or head");
+      if (model.moe.is_used() && is_of_single_expert(name)) {
+        refuse_adapter(weights.path(), fmt::format("{} is of a single expert, as transformers 4 has them", name),
+                       "load the adapters with transformers 5, which has one parameter for all experts, and save them "
+                       "again");
+      }
+      refuse_adapter(
+          weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
+          "use adapters of this model's linear layers and experts, or with its embedding or head; routers and "
+          "gates of shared experts have none here");
     }
     const auto& [module, factor] = *parsed;
     const auto& [theirs, parts, same, experts] = known.at(module);
@@ -432,17 +342,6 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
   return config;
 }
 
-void check_peft_layers(const ModelConfig& config) {
-  std::set<std::string> adapted;
-  for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
-  for (const PeftLayer& layer : peft_layers(config)) {
-    for (const std::string& ours : layer.ours) adapted.erase(ours);
-  }
-  if (adapted.empty()) return;
-  throw UsageError({"export", *adapted.begin(), "has an adapter, and transformers has it head by head in one layer", "",
-                    "export the merged weights, without --adapter, or train with lora.targets = [\"mlp.*\"]"});
-}
-
 std::string peft_config(const ModelConfig& config, const std::string& base_model) {
   check_peft_layers(config);
   const LoraConfig& lora = config.lora;
@@ -450,11 +349,15 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
   for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
   const std::vector<PeftLayer> layers = peft_layers(config);
   std::vector<std::string> targets, parameters;
+  bool has_layers_by_weight = false;
   nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), alphas = ranks;
   for (const PeftLayer& layer : layers) {
     const auto parts = std::ranges::count_if(layer.ours, [&](const auto& name) { return adapted.contains(name); });
     if (parts == 0) continue;
-    (layer.experts > 0 ? parameters : targets).push_back(layer.theirs);
+    const bool is_by_weight = peft_names_by_weight(config, layer);
+    has_layers_by_weight = has_layers_by_weight || is_by_weight;
+    (layer.experts > 0 || is_by_weight ? parameters : targets)
+        .push_back(is_by_weight ? layer.theirs + ".weight" : layer.theirs);
     if (parts == 1) continue;  // otherwise one adapter with the ranks of all
     ranks[layer.theirs] = parts * lora.rank;
     const auto times = static_cast<double>(parts);
@@ -483,7 +386,8 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"lora_alpha", lora.alpha},
                                     {"use_rslora", lora.rslora},
                                     {"use_dora", lora.dora},
-                                    {"lora_dropout", lora.dropout},
+                                    // PEFT has none of parameters.
+                                    {"lora_dropout", has_layers_by_weight ? 0.0 : lora.dropout},
                                     {"target_modules", targets},
                                     {"target_parameters", parameters.empty() ? PeftJson() : PeftJson(parameters)},
                                     {"rank_pattern", ranks},

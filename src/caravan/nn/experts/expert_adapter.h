@@ -11,6 +11,9 @@ namespace caravan {
 
 /// A module with parameters that its parent computes with: it is not run.
 class PartOfExperts : public Module {
+ public:
+  bool is_run() const noexcept final { return false; }
+
  protected:
   Tensors forward(Tensors inputs, const ForwardContext& context) final;
 };

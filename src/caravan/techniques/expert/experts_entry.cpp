@@ -20,7 +20,10 @@ std::optional<Misfit> misfit_of_experts(const Setting&, int64_t ranks, const Mod
   if (experts % all == 0) return std::nullopt;
   std::string right;
   if (experts % others.experts == 0) right = join(divisors(experts / others.experts, 2, experts), " or ");
-  if (right.empty()) right = fmt::format("moe.experts = {}", (experts / all + 1) * all);
+  if (right.empty()) {
+    right = fmt::format("a degree of tensor parallelism that divides {}, or moe.experts = {}", experts,
+                        (experts / all + 1) * all);
+  }
   return Misfit{ranks > 1 ? "mesh.ep" : "mesh.tp",
                 fmt::format("{} experts do not divide among {} ranks{}", experts, all,
                             others.experts > 1 ? fmt::format(" ({} of tensor parallelism)", others.experts) : ""),

@@ -44,10 +44,15 @@ std::vector<Module*> matching(const std::string& pattern, const Strategy& strate
   for (Module* module : model.modules()) {
     if (matches_pattern(pattern, module->name())) add_outermost(found, module);
   }
+  for (const Module* module : found) {
+    if (module->is_run()) continue;
+    refuse_recompute(pattern, module->name() + " is not run by itself",
+                     "name the whole layer of experts, such as '*.mlp.experts'");
+  }
   if (!found.empty()) return found;
   std::vector<std::string> names;
   for (Module* module : model.modules()) {
-    if (units_inside(*module, strategy).empty()) names.push_back(module->name());
+    if (module->is_run() && units_inside(*module, strategy).empty()) names.push_back(module->name());
   }
   refuse_recompute(pattern, "no module has such a name",
                    hint.empty() ? fmt::format("the nearest is '{}'", nearest_pattern(pattern, names)) : hint);

@@ -32,9 +32,9 @@ struct RecomputeOptions {
 /// A user's torch::nn::Module draws from torch's default generator of the CPU: it is rewound for the recomputation, and
 /// restored afterwards. Ranks that are threads share it; to draw from it use one rank a process.
 ///
-/// Throws UsageError for a pattern that no module's name matches, a module inside another recomputed one, and a module
-/// that contains units but is not a unit. In a step: for a forward that changes its inputs in place, for autocast
-/// around the module (not inside), and for gradients other than those of backward().
+/// Throws UsageError for a pattern that no module's name matches, a module that is not run by itself, one inside
+/// another recomputed one, and a module that contains units but is not a unit. In a step: for a forward that changes
+/// its inputs in place, for autocast around the module (not inside), and for gradients other than those of backward().
 void add_recompute(Strategy& strategy, Module& model, const RecomputeOptions& options = {});
 
 }  // namespace caravan
