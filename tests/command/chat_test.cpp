@@ -119,10 +119,26 @@ TEST_F(ChatTest, AreStreamed) {
   EXPECT_TRUE(tensors(folder() / "streamed/step_000004") == tensors(folder() / "whole/step_000004"));
   const Result inspected = caravan({"data", "inspect", path("streamed/recipe.toml"), "--samples", "1"});
   ASSERT_EQ(inspected.code, 0) << inspected.err;
-  EXPECT_THAT(inspected.out, AllOf(HasSubstr("chats.jsonl, its first part: 200 chats in "), HasSubstr("whale")));
+  for (const Result* result : {&trained, &inspected}) {
+    EXPECT_THAT(result->out, HasSubstr("chats.jsonl, its first part: 200 chats in "));
+  }
+  EXPECT_THAT(inspected.out, HasSubstr("whale"));
+  file("mixed.toml", "[data]\nsources = [{path = \"" + path("chats.jsonl") + "\", weight = 30}, {path = \"" +
+                         path("held.jsonl") + "\"}]\nvalidation = \"" + path("held.jsonl") +
+                         "\"\nformat = \"chat\"\nchat_template = \"" + path("chat.jinja") +
+                         "\"\ntokenizer = \"bytes\"\nstreaming = true\n");
+  const Result mixed = caravan({"data", "inspect", path("mixed.toml")});
+  ASSERT_EQ(mixed.code, 0) << mixed.err;
+  for (const char* note : {"chats.jsonl, its first part: 200 chats in ", "held.jsonl, its first part: 30 chats in "}) {
+    EXPECT_THAT(mixed.out, HasSubstr(note));
+  }
   const Result evaluated = caravan({"evaluate", path("streamed"), path("held.jsonl")});
   ASSERT_EQ(evaluated.code, 0) << evaluated.err;
   EXPECT_THAT(evaluated.out, HasSubstr("\nsequences      data.fill = \"best_fit\", data.pack = \"documents\"\n"));
+  const Result text = caravan(
+      {"evaluate", path("streamed"), path("text.txt"), "--set", "data.format=text", "--stride", "16", "--json"});
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(nlohmann::json::parse(text.out).at("stride"), 16) << "windows of one text";
 }
 
 /// Nothing but their end can be learned of them.
@@ -133,12 +149,20 @@ TEST_F(ChatTest, EmptyAnswersAreNotedOrRefused) {
   const Result noted = train_chats("noted", 2, {"train.steps=2"});
   ASSERT_EQ(noted.code, 0) << noted.err;
   EXPECT_THAT(noted.out, HasSubstr("2 of 302 answers of chats are empty: only what ends them is learned"));
+  const std::string held = "data.validation=" + file("held.jsonl", chats(3) + empty);
+  const Result streamed = train_chats("streamed", 2, {"train.steps=2", "data.streaming=true", held});
+  ASSERT_EQ(streamed.code, 0) << streamed.err;
+  EXPECT_THAT(streamed.out, AllOf(HasSubstr("chats.jsonl, its first part: 2 of 302 answers of chats are empty"),
+                                  HasSubstr("the validation text: 1 of 6 answers of chats is empty")));
   std::string all;
   for (int i = 0; i < 30; ++i) all += empty;
   file("chats.jsonl", all);
-  const Result refused = train_chats("refused", 2, {"train.steps=2"});
-  EXPECT_EQ(refused.code, 3);
-  EXPECT_THAT(refused.err, HasSubstr("has chats whose answers are all empty: 30 of them"));
+  for (const std::string streaming : {"false", "true"}) {
+    const Result refused =
+        train_chats("refused" + streaming, 2, {"train.steps=2", "data.streaming=" + streaming, held});
+    EXPECT_EQ(refused.code, 3);
+    EXPECT_THAT(refused.err, HasSubstr("chats.jsonl: has chats whose answers are all empty: 30 of them"));
+  }
 }
 
 TEST_F(ChatTest, BadChatsAreRefusedOrCounted) {

@@ -139,6 +139,16 @@ class EvaluateTaskTest : public CommandTest {
   }
 };
 
+/// The rows of a run of whole documents are not those of a text to evaluate, also if the user names its format.
+TEST_F(EvaluateTaskTest, TextIsWindowsUnlessTheUserAsksForOtherRows) {
+  trained("packed", {"data.tokenizer={train = 300}", "data.pack=documents", "data.fill=best_fit"});
+  const auto plain = evaluated({path("packed"), path("text.txt"), "--stride", "16"});
+  EXPECT_EQ(evaluated({path("packed"), path("text.txt"), "--stride", "16", "--set", "data.format=text"}), plain);
+  const auto packed = evaluated({path("packed"), path("text.txt"), "--set", "data.pack=documents"});
+  EXPECT_EQ(packed.at("pack"), "documents");
+  EXPECT_EQ(packed.at("fill"), "stream");
+}
+
 TEST_F(EvaluateTaskTest, ClassifiersHaveTheFiguresOfTheirValidation) {
   std::string all, held;
   for (int i = 0; i < 40; ++i) {

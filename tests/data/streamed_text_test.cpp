@@ -142,17 +142,28 @@ TEST_F(StreamedTextTest, ChatsAreThoseOfTheWholeFile) {
   const auto parts = shards(streamed);
   EXPECT_GT(parts.size(), 5U);
   for (const auto& shard : parts) documents.insert(documents.end(), shard.begin(), shard.end());
-  for (std::string& one : streamed.validation()) documents.push_back(std::move(one));
+  const StreamedText::Shard ends = streamed.validation();
+  documents.insert(documents.end(), ends.documents.begin(), ends.documents.end());
   const TextFile whole(folder / "a.jsonl", folder / "cache", options.format, DataObserver::none());
   EXPECT_EQ(documents, (std::vector<std::string>{whole.documents().begin(), whole.documents().end()}));
   EXPECT_EQ(whole.chats().answers, 20);
   EXPECT_EQ(whole.chats().empty, 1);
+  EXPECT_EQ(ends.chats.answers, std::ssize(ends.documents));
+  ChatCounts counts = ends.chats;
+  for (TextPlace place; !streamed.is_end(place);) {
+    const StreamedText::Shard shard = streamed.read(place);
+    counts += shard.chats;
+    place = shard.end;
+  }
+  EXPECT_EQ(counts.answers, 20);
+  EXPECT_EQ(counts.empty, 1);
 
   StreamedText bad = text({{"b.jsonl", lines + chat_line("q", "w", "tool")}}, options);
   EXPECT_THAT(message_of<DataError>([&] { bad.validation(); }), AllOf(HasSubstr("b.jsonl:21"), HasSubstr("no tools")));
   auto skips = options;
   skips.format.skips_bad_lines = true;
-  EXPECT_EQ(text({{"b.jsonl", lines + chat_line("q", "w", "tool")}}, skips).validation().back(), documents.back());
+  EXPECT_EQ(text({{"b.jsonl", lines + chat_line("q", "w", "tool")}}, skips).validation().documents.back(),
+            documents.back());
   EXPECT_THAT(message_of<DataError>([&] { text({{"c.txt", book}}, options); }), HasSubstr("and so no chats"));
 
   auto other = options;
@@ -182,7 +193,7 @@ TEST_F(StreamedTextTest, ValidationIsTheEndOfEachFile) {
     StreamedText streamed =
         text({{"a.txt", accents}, {"b.jsonl", lines}}, {.validation_fraction = fraction, .shard_bytes = 100'000});
     std::vector<std::string> train = shards(streamed).front();
-    std::vector<std::string> validation = streamed.validation();
+    std::vector<std::string> validation = streamed.validation().documents;
     EXPECT_EQ(train.front() + validation.front(), accents) << fraction;
     EXPECT_NEAR(static_cast<double>(validation.front().size()), 1000 * fraction, 2);
     train.erase(train.begin());
@@ -190,7 +201,7 @@ TEST_F(StreamedTextTest, ValidationIsTheEndOfEachFile) {
     EXPECT_THAT(train, ElementsAre("one", "two", "three")) << fraction;
   }
   StreamedText capped = text({{"a.txt", accents}}, {.validation_fraction = 0.5, .most_validation_bytes = 10});
-  EXPECT_EQ(joined(capped.validation()).size(), 10U);
+  EXPECT_EQ(joined(capped.validation().documents).size(), 10U);
   EXPECT_THAT(message_of<UsageError>([&] {
                 text({{"a.gz", gzip(book)}}, {.validation_fraction = 0.1});
               }),

@@ -5,12 +5,14 @@
 #include <numeric>
 #include <sstream>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <rapidcheck.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/numeric/random.h"
+#include "caravan/data/chat/chat_line.h"
 #include "caravan/data/chat/chat_template.h"
 #include "caravan/data/chat/chat_tokens.h"
 #include "caravan/data/windows/cache.h"
@@ -336,6 +338,9 @@ TEST_F(StreamedWindowsTest, WholeDocumentsStayInAShard) {
   EXPECT_THROW(StreamedWindows(*builder, 0, kContext - 1, kSeed, {}), InternalError);
 }
 
+constexpr const char* kChat = R"({"messages": [{"role": "user", "content": "a"}, )"
+                              R"({"role": "assistant", "content": "bc"}]})";
+
 /// Random chats of questions and answers in a file, streamed in shards of random size.
 class StreamedChats : public ::testing::Test {
  protected:
@@ -343,8 +348,9 @@ class StreamedChats : public ::testing::Test {
     std::vector<int64_t> ids, labels, documents, positions;
     auto operator<=>(const Row&) const = default;
   };
-  /// Writes the file, and returns its chats as documents.
-  std::vector<std::string> arbitrary() const {
+  /// Writes the file, and returns its chats as documents. The first answer is not empty.
+  std::vector<std::string> arbitrary() {
+    counts_ = {};
     const auto words = rc::gen::container<std::string>(rc::gen::elementOf(std::string("abc")));
     const auto turns = rc::gen::nonEmpty(
         rc::gen::container<std::vector<std::pair<std::string, std::string>>>(rc::gen::pair(words, words)));
@@ -356,10 +362,13 @@ class StreamedChats : public ::testing::Test {
       nlohmann::ordered_json messages;
       for (const auto& [ask, answer] : chat) {
         messages.push_back({{"role", "user"}, {"content", ask}});
-        messages.push_back({{"role", "assistant"}, {"content", answer}});
+        const bool is_first = lines.empty() && messages.size() == 1;
+        messages.push_back({{"role", "assistant"}, {"content", answer + (is_first ? "c" : "")}});
       }
       lines += nlohmann::ordered_json{{"messages", messages}}.dump() + "\n";
-      documents.push_back(format_.chat->render(messages, nullptr, "x").to_json());
+      const RenderedChat rendered = format_.chat->render(messages, nullptr, "x");
+      counts_ += counts_of(rendered);
+      documents.push_back(rendered.to_json());
     }
     write_file(folder / "chats.jsonl", lines);
     return documents;
@@ -390,6 +399,7 @@ class StreamedChats : public ::testing::Test {
                                "{% for m in messages %}{{ m.role[:1] + m.content + '.' }}{% endfor %}"
                                "{% if add_generation_prompt %}a{% endif %}",
                                "t", "", "")};
+  ChatCounts counts_;
 };
 
 /// The rows of a text that is one shard are those of the whole text, one by one.
@@ -410,8 +420,11 @@ TEST_F(StreamedChats, InOneShardAreTheRowsOfTheWholeText) {
     const auto streams = open(1 << 20, fills ? std::optional(FillRule{0, context}) : std::nullopt);
     const TrainWindows found = windows_of(*streams, context, packs);
     found.prepare(0, 1);
-    RC_ASSERT(found.notes() ==
-              (fills ? std::vector{"chats, its first part: " + fill_note(*whole, true)} : std::vector<std::string>()));
+    std::vector<std::string> notes = notes_of(counts_);
+    if (fills) notes.insert(notes.begin(), fill_note(*whole, true));
+    for (std::string& note : notes) note = "chats, its first part: " + note;
+    RC_CLASSIFY(counts_.empty > 0, "empty answers");
+    RC_ASSERT(found.notes() == notes);
     for (int64_t k = 0; k < 20; ++k) RC_ASSERT(row(found, k, packs) == row(want, k, packs));
     RC_ASSERT(found.epochs(0, 60) == want.epochs(0, 60));
     RC_ASSERT(found.num_targets(0, 20) == want.num_targets(0, 20));
@@ -478,8 +491,7 @@ TEST_F(StreamedChats, AreWholeWithinAShard) {
 
 /// A cache without one of the two files of a shard has neither.
 TEST_F(StreamedChats, AreMadeAgainWithoutTheirMarks) {
-  write_file(folder / "chats.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"
-                                     R"({"role": "assistant", "content": "bc"}]})");
+  write_file(folder / "chats.jsonl", kChat);
   const FillRule fill{.end_of_text = 0, .context = 8};
   const Row want = row(windows_of(*open(100, fill), 8, true), 0, true);
   EXPECT_EQ(std::ranges::count_if(want.labels, [](int64_t label) { return label != kIgnoredLabel; }), 3);
@@ -494,6 +506,51 @@ TEST_F(StreamedChats, AreMadeAgainWithoutTheirMarks) {
     const auto streams = open(100, fill);
     EXPECT_EQ(row(windows_of(*streams, 8, true), 0, true), want);
   }
+}
+
+/// Records belong to the way in which chats become tokens, and one without the counts of chats is made again.
+TEST_F(StreamedChats, ARecordOfAnEarlierVersionIsMadeAgain) {
+  write_file(folder / "chats.jsonl", kChat);
+  const ShardRecord want = open(100, FillRule{0, 8})->record(0, 0);
+  ContentHasher key;
+  const ContentHash text = StreamedText({folder / "chats.jsonl"}, {.format = format_, .shard_bytes = 100}).identity();
+  const ContentHash tokenizer = Tokenizer::bytes().hash();
+  const auto end = static_cast<uint64_t>(Tokenizer::bytes().end_of_text().value_or(-1));
+  for (const uint64_t part :
+       {text.high, text.low, tokenizer.high, tokenizer.low, end, uint64_t{0}, kDecoding, kMarking, uint64_t{8}}) {
+    key.update(part);
+  }
+  const fs::path path = folder / "cache" / (key.value().hex() + ".shard");
+  ASSERT_TRUE(fs::exists(path));
+  const std::string old = fmt::format("caravan-shard-3 {} {} 999 1 0 1 1", want.content.high, want.content.low);
+  ContentHasher hasher;
+  hasher.update(old);
+  write_file(path, old + " " + hasher.value().hex() + "\n");
+  const ShardRecord again = open(100, FillRule{0, 8})->record(0, 0);
+  EXPECT_EQ(again.num_tokens, want.num_tokens);
+  EXPECT_EQ(again.chats.value().answers, 1);
+}
+
+/// What can be learned of the first part is nothing but how answers end; the next part is not read.
+TEST_F(StreamedChats, WithoutAnAnswerAreRefused) {
+  const std::string chat = kChat;
+  const std::string empty = std::string(chat).replace(chat.find("bc"), 2, "") + "\n";
+  write_file(folder / "chats.jsonl", empty + empty + chat);
+  for (const auto& fill : {std::optional(FillRule{0, 8}), std::optional<FillRule>()}) {
+    const auto streams = open(100, fill);
+    EXPECT_THAT(message_of<DataError>([&] { windows_of(*streams, 8, false).prepare(0, 1); }),
+                HasSubstr("the first part of chats: has chats whose answers are all empty: 2 of them"));
+    EXPECT_EQ(windows_of(*open(1000, fill), 8, false).prepare(0, 1).size(), 1U) << "one part with an answer";
+  }
+}
+
+TEST_F(StreamedChats, ARankThatReadsKeepsNoTemplate) {
+  write_file(folder / "chats.jsonl", kChat);
+  const auto owners = format_.chat.use_count();
+  const auto reader = open(100, {}, /*builds=*/false);
+  EXPECT_EQ(format_.chat.use_count(), owners);
+  const auto builder = open(100, {});
+  EXPECT_EQ(format_.chat.use_count(), owners + 1);
 }
 
 TEST_F(StreamedWindowsTest, ErrorsOfLaterShardsComeWhenTheyAreNeeded) {

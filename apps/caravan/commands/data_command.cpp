@@ -121,6 +121,16 @@ void print_sample(const Dataset& data, const TaskRows& rows, int64_t sample) {
   }
 }
 
+/// Prepares a sample of each source, for the notes of their first parts.
+void prepare_first_parts(const TaskRows& rows) {
+  const size_t count = rows.drawn(0).size();
+  for (size_t source = 0; source < count; ++source) {
+    int64_t sample = 0;
+    while (rows.draw(sample).source != source) ++sample;
+    rows.prepare(sample, sample + 1);
+  }
+}
+
 }  // namespace
 
 int inspect_data(const DataArguments& arguments) {
@@ -128,7 +138,7 @@ int inspect_data(const DataArguments& arguments) {
   const Dataset data = open_dataset(recipe.data, data_folders(recipe.folder), DataObserver::none(), StreamRole::builds,
                                     recipe.model.context);
   const auto rows = train_rows(data, recipe.data, row_settings(recipe), recipe.train.seed);
-  if (data.streamed) rows->prepare(0, 1);  // for the note of its first part
+  if (data.streamed) prepare_first_parts(*rows);
   print_texts(data, recipe, *rows);
   for (int64_t i = 0; i < arguments.num_samples; ++i) print_sample(data, *rows, arguments.first_sample + i);
   return 0;

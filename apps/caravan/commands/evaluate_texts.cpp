@@ -48,8 +48,14 @@ void check_overrides(const EvaluateArguments& arguments) {
   }
 }
 
-bool sets(const EvaluateArguments& arguments, const std::string& key) {
-  return std::ranges::any_of(arguments.overrides, [&](const std::string& set) { return set.starts_with(key + "="); });
+/// The overrides with which texts are windows of one text, unless the user has asked for other rows.
+std::vector<std::string> as_windows(const Recipe& recipe) {
+  const auto is_of_user = [&](const char* key) { return recipe.where(key).starts_with("--set"); };
+  std::vector<std::string> set;
+  if (recipe.data.has_chats()) return set;
+  if (recipe.data.packs_documents() && !is_of_user("data.pack")) set.emplace_back("data.pack=none");
+  if (recipe.data.fills_best() && !is_of_user("data.fill")) set.emplace_back("data.fill=stream");
+  return set;
 }
 
 /// How the texts are read: as the recipe of a run says, else as is usual for the model.
@@ -68,10 +74,6 @@ Recipe evaluation_recipe(const EvaluateArguments& arguments, const LoadedModel& 
     if (!data.sources.empty()) set.emplace_back("data.sources=[]");
     if (!data.validation.empty()) set.emplace_back("data.validation=\"\"");
     if (data.streaming) set.emplace_back("data.streaming=false");
-    // Windows of one text, unless asked otherwise.
-    const bool reads_text = !data.has_chats() && !sets(arguments, "data.format");
-    if (data.packs_documents() && reads_text) set.emplace_back("data.pack=none");
-    if (data.fills_best() && reads_text) set.emplace_back("data.fill=stream");
   } else {
     set = {override_of("train.init_from", folder.string()),
            override_of("data.task", std::string(usual_task(loaded.model->config())))};
@@ -80,7 +82,12 @@ Recipe evaluation_recipe(const EvaluateArguments& arguments, const LoadedModel& 
   set.push_back(override_of("data.tokenizer", tokenizer.string()));
   if (arguments.field) set.push_back(override_of("data.field", *arguments.field));
   set.insert(set.end(), arguments.overrides.begin(), arguments.overrides.end());
-  Recipe recipe = parse_recipe(base, is_run ? folder.string() : "evaluate", set, writer);
+  const auto parse = [&] { return parse_recipe(base, is_run ? folder.string() : "evaluate", set, writer); };
+  Recipe recipe = parse();
+  if (std::vector<std::string> more = as_windows(recipe); !more.empty()) {
+    set.insert(set.end(), more.begin(), more.end());
+    recipe = parse();
+  }
   if (recipe.data.task.has_preferences()) {
     throw UsageError({"evaluate", "data.task",
                       "is \"preference\", whose loss needs a reference model: the run's train.log has val_loss and "

@@ -34,4 +34,30 @@ void refuse_text_for_chats(const std::filesystem::path& file) {
                    "give a .jsonl file with a list of messages in each line, or a table of them"});
 }
 
+ChatCounts counts_of(const RenderedChat& chat) {
+  return {.last_alone = chat.has_last_alone ? 1 : 0,
+          .answers = static_cast<int64_t>(chat.answers.size()),
+          .empty = chat.num_empty};
+}
+
+std::vector<std::string> notes_of(const ChatCounts& chats) {
+  std::vector<std::string> notes;
+  if (const int64_t empty = chats.empty; empty > 0) {
+    notes.push_back(fmt::format("{} of {} answers of chats {} empty: only what ends {} is learned", empty,
+                                chats.answers, empty == 1 ? "is" : "are", empty == 1 ? "it" : "them"));
+  }
+  if (const int64_t count = chats.last_alone; count > 0) {
+    notes.push_back(fmt::format(
+        "{} only: the chat template rewrites what is before a message",
+        count == 1 ? "1 chat learns its last answer" : fmt::format("{} chats learn their last answer", count)));
+  }
+  return notes;
+}
+
+void check_answers(const std::string& text, const ChatCounts& chats) {
+  if (chats.answers == 0 || chats.empty < chats.answers) return;
+  throw DataError({"data", text, fmt::format("has chats whose answers are all empty: {} of them", chats.answers), "",
+                   "give the messages of the assistant some content"});
+}
+
 }  // namespace caravan

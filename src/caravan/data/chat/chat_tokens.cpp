@@ -19,7 +19,6 @@
 namespace caravan {
 namespace {
 
-constexpr uint64_t kMarking = 1;  ///< increment when the same chats give other ids or marks
 constexpr int64_t kNumMarks = 4;
 
 struct MarkedChat {

@@ -10,6 +10,8 @@
 
 namespace caravan {
 
+inline constexpr uint64_t kMarking = 1;  ///< increment when the same chats give other ids or marks
+
 /// Token ids of chats, and a mark for each, in files of the cache.
 struct ChatTokens {
   TokenFile tokens;

@@ -23,7 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kDecoding = 3;  ///< increment when the same file decodes to other documents
 constexpr std::array<char, 8> kTextMagic{'C', 'R', 'V', 'T', 'E', 'X', 'T', 'S'};
 constexpr size_t kAlignment = sizeof(uint64_t);
 
@@ -119,6 +118,9 @@ class Decoding {
   void finish() {
     header_.magic = kTextMagic;
     header_.num_documents = ends_.size();
+    header_.num_last_alone = static_cast<uint64_t>(chats_.last_alone);
+    header_.num_answers = static_cast<uint64_t>(chats_.answers);
+    header_.num_empty = static_cast<uint64_t>(chats_.empty);
     out_.append(std::string(padding_of(header_.text_bytes), '\0'));
     out_.append(std::as_bytes(std::span(ends_)));
     hasher_.update(std::as_bytes(std::span(ends_)));
@@ -133,9 +135,7 @@ class Decoding {
  private:
   std::string rendered(const nlohmann::json& object, std::string_view line, int64_t number) {
     const RenderedChat chat = rendered_chat(object, line, format_, source_, number);
-    if (chat.has_last_alone) ++header_.num_last_alone;
-    header_.num_answers += chat.answers.size();
-    header_.num_empty += static_cast<uint64_t>(chat.num_empty);
+    chats_ += counts_of(chat);
     return chat.to_json();
   }
 
@@ -145,6 +145,7 @@ class Decoding {
   OutputFile out_;
   ContentHasher hasher_;
   TextHeader header_{};
+  ChatCounts chats_;
   std::vector<uint64_t> ends_;
 };
 

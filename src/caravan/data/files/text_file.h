@@ -28,6 +28,8 @@ struct TextFormat {
   std::shared_ptr<const RecordFields> record{};
 };
 
+inline constexpr uint64_t kDecoding = 3;  ///< increment when the same file decodes to other documents
+
 /// What the chats of a text have.
 struct ChatCounts {
   int64_t last_alone = 0;  ///< chats of which only the last answer is learned: RenderedChat::has_last_alone

@@ -95,7 +95,7 @@ class TaskRows {
 
   /// The sequences of a source of whole documents; null if its rows are something else, or streamed.
   virtual const WholeDocuments* whole_documents(size_t /*source*/) const { return nullptr; }
-  /// What the user should know of the rows. Of streamed texts: of the first shard, if it is prepared.
+  /// What the user should know of the rows. Of streamed texts: of the first shard, once it has been prepared.
   virtual std::vector<std::string> notes() const { return {}; }
 };
 

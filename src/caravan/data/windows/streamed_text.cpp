@@ -146,9 +146,9 @@ StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes, DataObser
     left -= std::min<uint64_t>(left, piece.size());
     const uint64_t offset = std::exchange(place.offset, reader.offset());
     if (file.has_json_lines) {
-      add_lines(file, offset, piece, shard.documents, observer);
+      add_lines(file, offset, piece, shard, observer);
     } else if (!piece.empty()) {
-      add_text(file, offset, std::move(piece), goes_on, shard.documents);
+      add_text(file, offset, std::move(piece), goes_on, shard);
       goes_on = true;
     }
     if (!reader.at_end()) continue;
@@ -158,8 +158,7 @@ StreamedText::Shard StreamedText::read(TextPlace begin, int64_t bytes, DataObser
   return shard;
 }
 
-void StreamedText::add_text(const File& file, uint64_t offset, std::string piece, bool goes_on,
-                            std::vector<std::string>& documents) const {
+void StreamedText::add_text(const File& file, uint64_t offset, std::string piece, bool goes_on, Shard& shard) const {
   const size_t bad = first_bad_byte(piece);
   if (bad != kNoUtf8Error) {
     throw DataError({"data", fmt::format("{}:{}", file.path.string(), lines_before(file.path, offset + bad) + 1),
@@ -168,51 +167,52 @@ void StreamedText::add_text(const File& file, uint64_t offset, std::string piece
                      "", "correct the file, or leave it out"});
   }
   if (goes_on) {
-    documents.back() += piece;
+    shard.documents.back() += piece;
   } else {
-    documents.push_back(std::move(piece));
+    shard.documents.push_back(std::move(piece));
   }
 }
 
-/// "": it has no text.
-std::string StreamedText::document_of(const File& file, int64_t number, std::string_view line) const {
+void StreamedText::add_line(const File& file, int64_t number, std::string_view line, Shard& shard) const {
   const nlohmann::json object = parse_json_line(line, file.path, number);
-  if (options_.format.chat == nullptr) return text_field(object, options_.format.field, file.path, number);
-  return rendered_chat(object, line, options_.format, file.path, number).to_json();
+  if (options_.format.chat != nullptr) {
+    const RenderedChat chat = rendered_chat(object, line, options_.format, file.path, number);
+    shard.chats += counts_of(chat);
+    shard.documents.push_back(chat.to_json());
+    return;
+  }
+  std::string text = text_field(object, options_.format.field, file.path, number);
+  if (!text.empty()) shard.documents.push_back(std::move(text));
 }
 
-void StreamedText::add_lines(const File& file, uint64_t offset, const std::string& piece,
-                             std::vector<std::string>& documents, DataObserver& observer) const {
-  const auto add = [&](int64_t number, std::string_view line) {
-    std::string document = document_of(file, number, line);
-    if (!document.empty()) documents.push_back(std::move(document));
-  };
+void StreamedText::add_lines(const File& file, uint64_t offset, const std::string& piece, Shard& shard,
+                             DataObserver& observer) const {
   LineSplitter lines([&](int64_t number, std::string_view line) {
     if (options_.format.chat != nullptr) observer.advance(0);  // its template may take seconds
     try {
-      add(number, line);
+      add_line(file, number, line, shard);
     } catch (const Error& error) {
       if (options_.format.skips_bad_lines && dynamic_cast<const DataError*>(&error) != nullptr) return;
       if (offset == 0) throw;
-      add(number + lines_before(file.path, offset), line);  // throws with the number in the file
+      add_line(file, number + lines_before(file.path, offset), line, shard);  // throws with the number in the file
     }
   });
   lines.put(piece);
   lines.finish();
 }
 
-std::vector<std::string> StreamedText::validation(DataObserver& observer) const {
-  std::vector<std::string> documents;
+StreamedText::Shard StreamedText::validation(DataObserver& observer) const {
+  Shard shard{.documents = {}, .end = {files_.size(), 0}};
   for (const File& file : files_) {
     if (file.train_end >= file.bytes) continue;
     std::string end = TextReader(file.path, file.train_end, file.bytes).take(file.bytes, TextReader::kWhole);
     if (file.has_json_lines) {
-      add_lines(file, file.train_end, end, documents, observer);
+      add_lines(file, file.train_end, end, shard, observer);
     } else {
-      add_text(file, file.train_end, std::move(end), false, documents);
+      add_text(file, file.train_end, std::move(end), false, shard);
     }
   }
-  return documents;
+  return shard;
 }
 
 ContentHash StreamedText::content() const {

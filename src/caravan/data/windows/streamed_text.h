@@ -41,6 +41,7 @@ class StreamedText {
   struct Shard {
     std::vector<std::string> documents;  ///< the first and the last may be partial
     TextPlace end;
+    ChatCounts chats{};
   };
   /// The shard that begins at `begin`, with `bytes` instead of shard_bytes. Nothing is skipped if it begins where the
   /// last one ended, so compressed files are decompressed once. Throws DataError naming file and line for text that is
@@ -51,9 +52,11 @@ class StreamedText {
   }
   bool is_end(TextPlace place) const noexcept { return place.file >= files_.size(); }
 
-  /// The ends of the files: validation_fraction of their bytes, but at most most_validation_bytes of all together.
-  /// Partial JSON lines are left to training.
-  std::vector<std::string> validation(DataObserver& observer = DataObserver::none()) const;
+  /// The ends of the files, as a shard: validation_fraction of their bytes, but at most most_validation_bytes of all
+  /// together. Partial JSON lines are left to training.
+  Shard validation(DataObserver& observer = DataObserver::none()) const;
+  /// For a process that reads no more: drops the template of chats, whose process ends with its last owner.
+  void forget_template() noexcept { options_.format.chat = nullptr; }
 
   /// Identifies the text without reading all of it: sizes, beginnings and ends of the files, and the options, with the
   /// template of chats.
@@ -79,11 +82,10 @@ class StreamedText {
   };
   void split_files();
   TextReader& reader_at(TextPlace place);
-  void add_text(const File& file, uint64_t offset, std::string piece, bool goes_on,
-                std::vector<std::string>& documents) const;
-  void add_lines(const File& file, uint64_t offset, const std::string& piece, std::vector<std::string>& documents,
+  void add_text(const File& file, uint64_t offset, std::string piece, bool goes_on, Shard& shard) const;
+  void add_lines(const File& file, uint64_t offset, const std::string& piece, Shard& shard,
                  DataObserver& observer) const;
-  std::string document_of(const File& file, int64_t number, std::string_view line) const;
+  void add_line(const File& file, int64_t number, std::string_view line, Shard& shard) const;
 
   Options options_;
   std::vector<File> files_;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/data/chat/chat_line.h"
 #include "caravan/data/windows/sampler.h"
 
 namespace caravan {
@@ -37,6 +38,7 @@ uint64_t StreamedWindows::seed_of(int64_t shard) const {
 void StreamedWindows::learn_next_shard(DataObserver& observer) {
   const auto next = static_cast<int64_t>(ends_.size());
   const ShardRecord record = streams_.record(text_, next, observer);
+  if (next == 0 && record.chats) check_answers("the first part of " + streams_.name(text_), *record.chats);
   ends_.push_back((ends_.empty() ? 0 : ends_.back()) + rows_of(record));
   is_whole_ = record.is_last;
   if (!is_whole_ || ends_.back() > 0) return;
@@ -59,7 +61,7 @@ StreamedWindows::Place StreamedWindows::place_of(int64_t sample, DataObserver& o
       .shard = found - ends_.begin(), .index = epoch * (*found - begin) + in_epoch - begin, .left = *found - in_epoch};
 }
 
-std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shard, DataObserver& observer) const {
+std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shard, DataObserver& observer) {
   ShardTokens opened = streams_.open(text_, shard, observer);
   const auto made = std::make_shared<Shard>(Shard{shard, std::move(opened.tokens), std::move(opened.marks)});
   const auto& fill = streams_.fill();
@@ -71,12 +73,18 @@ std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::open(int64_t shar
     if (packs_) made->documents.emplace(made->tokens, packs_->end_of_text, packs_->restarts);
     if (fill) made->whole.emplace(made->tokens, fill->end_of_text, fill->context);
   }
+  if (shard > 0) return made;
+  first_notes_.clear();
+  if (made->whole) first_notes_.push_back(fill_note(*made->whole, made->marks.has_value()));
+  if (const auto chats = streams_.record(text_, 0, observer).chats) {
+    for (std::string& note : notes_of(*chats)) first_notes_.push_back(std::move(note));
+  }
   return made;
 }
 
-std::shared_ptr<const StreamedWindows::Shard> StreamedWindows::first_shard() {
+std::vector<std::string> StreamedWindows::first_notes() const {
   const std::lock_guard lock(mutex_);
-  return find(0);
+  return first_notes_;
 }
 
 /// Null if the shard is not open.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "caravan/data/chat/chat_tokens.h"
@@ -46,7 +47,8 @@ class StreamedWindows {
     std::optional<int64_t> num_targets{};  ///< with a FillRule
   };
   /// The row of sample k >= 0. Waits for its shard unless the sample is prepared; throws as TokenStreams::open, and
-  /// DataError if no shard of the text has a row: context + 1 tokens, or a document with a target.
+  /// DataError if no shard of the text has a row: context + 1 tokens, or a document with a target, or if its first
+  /// shard has chats whose answers are all empty.
   Row row(int64_t sample);
 
   struct Seen {
@@ -62,8 +64,8 @@ class StreamedWindows {
   /// Rows of an epoch, once all shards are known.
   std::optional<int64_t> rows_per_epoch() const;
   bool has_whole_documents() const noexcept { return streams_.fill().has_value(); }
-  /// The first shard, if it is open.
-  std::shared_ptr<const Shard> first_shard();
+  /// What the user should know of the first shard, once it has been open.
+  std::vector<std::string> first_notes() const;
   /// Number of open shards: at most those of the prepared samples, and kMostOpen others.
   int64_t num_open() const;
   static constexpr size_t kMostOpen = 2;
@@ -79,7 +81,7 @@ class StreamedWindows {
   int64_t windows_of(int64_t num_tokens) const;
   int64_t rows_of(const ShardRecord& record) const;
   uint64_t seed_of(int64_t shard) const;
-  std::shared_ptr<const Shard> open(int64_t shard, DataObserver& observer) const;
+  std::shared_ptr<const Shard> open(int64_t shard, DataObserver& observer);
   std::shared_ptr<const Shard> find(int64_t shard);
 
   TokenStreams& streams_;
@@ -90,6 +92,7 @@ class StreamedWindows {
   mutable std::mutex mutex_;
   std::vector<int64_t> ends_;  ///< rows of an epoch up to the end of each shard
   bool is_whole_ = false;      ///< includes the last shard
+  std::vector<std::string> first_notes_;
   int64_t ready_until_ = 0;
   std::map<int64_t, std::shared_ptr<const Shard>> prepared_;
   std::list<std::shared_ptr<const Shard>> open_;  ///< others, the most recently used first

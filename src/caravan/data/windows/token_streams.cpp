@@ -18,44 +18,54 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kLookAgain{20};
-/// Of shards of windows, and of shards of sequences, whose number is known.
+/// The first word of a record of windows, and of one of sequences, whose number is known.
 constexpr const char* kWindowsMagic = "caravan-shard-2";
 constexpr const char* kSequencesMagic = "caravan-shard-3";
+/// The same of chats, which are counted.
+constexpr const char* kChatWindowsMagic = "caravan-shard-4";
+constexpr const char* kChatSequencesMagic = "caravan-shard-5";
 
 /// Thrown to end the building thread. Never leaves this file.
 struct StreamsCancelled {};
 
+const char* magic_of(const ShardRecord& record) {
+  if (record.chats) return record.num_sequences ? kChatSequencesMagic : kChatWindowsMagic;
+  return record.num_sequences ? kSequencesMagic : kWindowsMagic;
+}
+
 std::string to_text(const ShardRecord& record) {
-  return fmt::format("{} {} {} {} {} {:d}{}", record.content.high, record.content.low, record.num_tokens,
-                     record.end.file, record.end.offset, record.is_last,
-                     record.num_sequences ? fmt::format(" {}", *record.num_sequences) : "");
+  std::string text = fmt::format("{} {} {} {} {} {:d}", record.content.high, record.content.low, record.num_tokens,
+                                 record.end.file, record.end.offset, record.is_last);
+  if (record.num_sequences) text += fmt::format(" {}", *record.num_sequences);
+  if (const auto& chats = record.chats) {
+    text += fmt::format(" {} {} {}", chats->last_alone, chats->answers, chats->empty);
+  }
+  return text;
 }
 
 std::istream& operator>>(std::istream& in, ShardRecord& record) {
   in >> record.content.high >> record.content.low >> record.num_tokens >> record.end.file >> record.end.offset >>
       record.is_last;
   if (record.num_sequences) in >> *record.num_sequences;
+  if (auto& chats = record.chats) in >> chats->last_alone >> chats->answers >> chats->empty;
   return in;
 }
 
 /// The line of a file: the record, and a hash of it.
 std::string line_of(const ShardRecord& record) {
-  const std::string text =
-      fmt::format("{} {}", record.num_sequences ? kSequencesMagic : kWindowsMagic, to_text(record));
+  const std::string text = fmt::format("{} {}", magic_of(record), to_text(record));
   ContentHasher hasher;
   hasher.update(text);
   return text + " " + hasher.value().hex();
 }
 
-/// Nothing if there is no such record, or a damaged one.
-std::optional<ShardRecord> read_record(const fs::path& path) {
+/// Nothing if there is no record with what `record` has, or a damaged one.
+std::optional<ShardRecord> read_record(const fs::path& path, ShardRecord record) {
   std::ifstream file(path);
   std::string line, magic;
-  ShardRecord record;
   std::getline(file, line);
   std::istringstream words(line);
   words >> magic;
-  if (magic == kSequencesMagic) record.num_sequences = 0;
   if (!(words >> record) || line != line_of(record)) return std::nullopt;
   return record;
 }
@@ -92,6 +102,7 @@ TokenStreams::TokenStreams(std::vector<Text> texts, Tokenizer tokenizer, Options
   for (Text& text : texts) {
     const ContentHash content = text.text.content();
     const ContentHash identity = text.text.identity();
+    if (!options_.builds) text.text.forget_template();
     texts_.push_back(
         {.text = std::move(text.text), .name = std::move(text.name), .content = content, .identity = identity});
   }
@@ -112,6 +123,14 @@ int64_t TokenStreams::num_known(size_t text) const {
   return static_cast<int64_t>(texts_[text].records.size());
 }
 
+/// With what a record of these streams has.
+ShardRecord TokenStreams::empty_record() const {
+  ShardRecord record;
+  if (options_.fill) record.num_sequences = 0;
+  if (options_.are_chats) record.chats.emplace();
+  return record;
+}
+
 fs::path TokenStreams::record_path(const Work& work) const {
   ContentHasher hasher;
   const ContentHash& identity = texts_[work.text].identity;
@@ -120,6 +139,10 @@ fs::path TokenStreams::record_path(const Work& work) const {
        {identity.high, identity.low, tokenizer.high, tokenizer.low,
         static_cast<uint64_t>(tokenizer_.end_of_text().value_or(-1)), static_cast<uint64_t>(work.shard)}) {
     hasher.update(part);
+  }
+  if (options_.are_chats) {  // the tokens of the same chats
+    hasher.update(kDecoding);
+    hasher.update(kMarking);
   }
   if (options_.fill) hasher.update(static_cast<uint64_t>(options_.fill->context));
   return options_.cache / (hasher.value().hex() + ".shard");
@@ -174,11 +197,12 @@ ShardRecord TokenStreams::tokenize(const Work& work, TextPlace begin) {
   const StreamedText::Shard shard = text.text.read(begin, cancel);
   const ShardTokens made = make_tokens(shard.documents, cancel);
   const TokenFile& tokens = made.tokens;
-  const ShardRecord record{.content = tokens.info().content,
-                           .num_tokens = tokens.size(),
-                           .end = shard.end,
-                           .is_last = text.text.is_end(shard.end),
-                           .num_sequences = num_sequences(made, options_.fill)};
+  ShardRecord record{.content = tokens.info().content,
+                     .num_tokens = tokens.size(),
+                     .end = shard.end,
+                     .is_last = text.text.is_end(shard.end),
+                     .num_sequences = num_sequences(made, options_.fill)};
+  if (options_.are_chats) record.chats = shard.chats;
   write_record(record_path(work), record);
   std::vector<fs::path> files{tokens.path()};
   if (made.marks) files.push_back(made.marks->path());
@@ -203,7 +227,7 @@ void TokenStreams::build(const Work& work) {
   const bool is_next = work.shard == static_cast<int64_t>(text.records.size());  // only this thread adds records
   const TextPlace begin = work.shard == 0 ? TextPlace{} : text.records[static_cast<size_t>(work.shard - 1)].end;
   std::optional<ShardRecord> record;
-  if (is_next) record = read_record(record_path(work));
+  if (is_next) record = read_record(record_path(work), empty_record());
   if (!record) record = tokenize(work, begin);
   if (!is_next && record->content != text.records[static_cast<size_t>(work.shard)].content) {
     throw DataError({"data", fmt::format("shard {} of {}", work.shard, text.name),
@@ -305,8 +329,7 @@ void TokenStreams::add_records(const std::string& records) {
   const std::lock_guard lock(mutex_);
   std::istringstream lines(records);
   size_t text = 0;
-  ShardRecord record;
-  if (options_.fill) record.num_sequences = 0;
+  ShardRecord record = empty_record();
   while (lines >> text >> record) texts_.at(text).records.push_back(record);
 }
 

@@ -25,6 +25,7 @@ struct ShardRecord {
   TextPlace end;
   bool is_last = false;
   std::optional<int64_t> num_sequences{};  ///< with a FillRule
+  std::optional<ChatCounts> chats{};       ///< of chats
 };
 
 /// The tokens of a shard, and of chats their marks.
@@ -119,6 +120,7 @@ class TokenStreams {
   ShardTokens make_tokens(const std::vector<std::string>& documents, DataObserver& observer) const;
   std::optional<TokenFile> find_file(const ContentHash& content, const ShardRecord& record) const;
   std::optional<ShardTokens> find_tokens(const ShardRecord& record) const;
+  ShardRecord empty_record() const;
   std::filesystem::path record_path(const Work& work) const;
   std::filesystem::path tokens_path(const ContentHash& content) const;
 

@@ -60,10 +60,10 @@ std::optional<double> TrainWindows::epochs(size_t source, int64_t samples) const
 std::vector<std::string> TrainWindows::notes() const {
   std::vector<std::string> notes;
   for (size_t i = 0; i < orders_.size(); ++i) {
-    const auto shard = orders_[i].streamed ? orders_[i].streamed->first_shard() : nullptr;
-    if (shard == nullptr || !shard->whole) continue;
-    notes.push_back(
-        fmt::format("{}, its first part: {}", sources_[i].name, fill_note(*shard->whole, shard->marks.has_value())));
+    if (!orders_[i].streamed) continue;
+    for (const std::string& note : orders_[i].streamed->first_notes()) {
+      notes.push_back(fmt::format("{}, its first part: {}", sources_[i].name, note));
+    }
   }
   return notes;
 }

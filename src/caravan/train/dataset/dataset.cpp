@@ -8,6 +8,7 @@
 #include "caravan/base/content_hash.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/data/chat/chat_line.h"
 #include "caravan/data/chat/chat_template.h"
 #include "caravan/data/files/record.h"
 #include "caravan/data/windows/cache.h"
@@ -136,14 +137,8 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
                                        : "no text in " + recipe.data.field));
   }
   for (std::string& note : rows.notes()) notes.push_back(std::move(note));
-  if (const auto& [last_alone, answers, empty] = dataset.chats; empty > 0) {
-    notes.push_back(fmt::format("{} of {} answers of chats {} empty: only what ends {} is learned", empty, answers,
-                                empty == 1 ? "is" : "are", empty == 1 ? "it" : "them"));
-  }
-  if (const int64_t count = dataset.chats.last_alone; count > 0) {
-    notes.push_back(fmt::format(
-        "{} only: the chat template rewrites what is before a message",
-        count == 1 ? "1 chat learns its last answer" : fmt::format("{} chats learn their last answer", count)));
+  for (const std::string& note : notes_of(dataset.chats)) {
+    notes.push_back((dataset.streamed ? "the validation text: " : "") + note);
   }
   return notes;
 }
@@ -199,13 +194,6 @@ std::vector<std::string_view> texts_of(const Recipe::Data& data, const std::vect
 
 namespace {
 
-void check_answers(const Recipe::Data& data, const ChatCounts& chats) {
-  if (chats.answers == 0 || chats.empty < chats.answers) return;
-  throw DataError({"data", join(text_paths(data)),
-                   fmt::format("has chats whose answers are all empty: {} of them", chats.answers), "",
-                   "give the messages of the assistant some content"});
-}
-
 Dataset::Text tokenized(const Recipe::Data& data, const DataFolders& folders, const Tokenizer& tokenizer,
                         const std::vector<std::string_view>& documents, const RecordLabels& labels,
                         DataObserver& observer) {
@@ -224,21 +212,21 @@ Dataset open_dataset(const Recipe::Data& data, const DataFolders& folders, DataO
   std::vector<std::string_view> all_validation;
   int64_t num_skipped_lines = 0;
   ChatCounts chats;
-  const auto open = [&](const std::vector<std::string>& paths) {
+  const auto open = [&](const std::vector<std::string>& paths, const std::string& name) {
     const SplitCorpus& opened = corpora.emplace_back(open_corpus(paths, data, folders, observer));
     num_skipped_lines += opened.corpus.num_skipped_lines();
     chats += opened.corpus.chats();
+    check_answers(name, opened.corpus.chats());
     return opened.split;
   };
   std::vector<TextSplit> splits;
   for (const TrainPaths& source : sources) {
-    splits.push_back(open(source.paths));
+    splits.push_back(open(source.paths, source.name));
     append(all_train, splits.back().train);
     append(all_validation, splits.back().validation);
   }
-  if (!data.validation.empty()) all_validation = open(data.validation).train;
+  if (!data.validation.empty()) all_validation = open(data.validation, join(data.validation)).train;
 
-  check_answers(data, chats);
   std::vector<std::string> classes;
   if (data.task.kind == "classify") classes = checked_class_names(data, all_train);
   const auto place_of = [&](std::string_view record, int64_t line) {
@@ -273,7 +261,7 @@ Dataset open_evaluation(const Recipe::Data& data, const DataFolders& folders, co
                         DataObserver& observer) {
   check_end_of_text(data, tokenizer);
   const Corpus corpus(find_all_texts(data.text, folders), folders.cache, text_format(data, folders), observer);
-  check_answers(data, corpus.chats());
+  check_answers(join(data.text), corpus.chats());
   std::vector<std::string> classes;
   if (data.task.kind == "classify") classes = checked_class_names(data, corpus.documents());
   const auto place_of = [&](std::string_view record, int64_t line) {

@@ -43,7 +43,7 @@ struct Dataset {
   Text validation;
   int64_t num_skipped_lines = 0;  ///< JSON lines, with data.skip_bad_lines; not counted in streamed texts
   std::optional<Streamed> streamed{};
-  ChatCounts chats{};                      ///< not of streamed texts
+  ChatCounts chats{};                      ///< not of streamed texts, but of their validation
   std::vector<std::string> class_names{};  ///< with data.task = "classify", by number: see class_names_of
 
   /// 0: streamed, and not known yet.

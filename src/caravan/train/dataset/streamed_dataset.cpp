@@ -1,5 +1,8 @@
+#include <string>
 #include <vector>
 
+#include "caravan/base/text.h"
+#include "caravan/data/chat/chat_line.h"
 #include "caravan/data/files/corpus.h"
 #include "caravan/data/windows/cache.h"
 #include "caravan/data/windows/streamed_text.h"
@@ -32,17 +35,28 @@ Tokenizer tokenizer_of(const Recipe::Data& data, const DataFolders& folders, std
   return open_tokenizer(data, folders, texts_of(data, views, plain), observer);
 }
 
-Dataset::Text validation_of(const Recipe::Data& data, const DataFolders& folders, const TextFormat& format,
-                            const Tokenizer& tokenizer, const std::vector<TokenStreams::Text>& texts,
-                            DataObserver& observer) {
+struct Validation {
+  Dataset::Text text;
+  ChatCounts chats;
+};
+
+Validation validation_of(const Recipe::Data& data, const DataFolders& folders, const TextFormat& format,
+                         const Tokenizer& tokenizer, const std::vector<TokenStreams::Text>& texts,
+                         DataObserver& observer) {
   if (!data.validation.empty()) {
     const Corpus corpus(find_all_texts(data.validation, folders), folders.cache, format, observer);
-    return tokenized_text(data, folders, tokenizer, corpus.documents(), observer);
+    check_answers(join(data.validation), corpus.chats());
+    return {tokenized_text(data, folders, tokenizer, corpus.documents(), observer), corpus.chats()};
   }
-  std::vector<std::vector<std::string>> ends;
+  std::vector<StreamedText::Shard> ends;
   std::vector<std::string_view> views;
-  for (const TokenStreams::Text& text : texts) append_views(views, ends.emplace_back(text.text.validation(observer)));
-  return tokenized_text(data, folders, tokenizer, views, observer);
+  ChatCounts chats;
+  for (const TokenStreams::Text& text : texts) {
+    const StreamedText::Shard& end = ends.emplace_back(text.text.validation(observer));
+    chats += end.chats;
+    append_views(views, end.documents);
+  }
+  return {tokenized_text(data, folders, tokenizer, views, observer), chats};
 }
 
 }  // namespace
@@ -63,7 +77,7 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
     weights.push_back(source.weight);
   }
   Tokenizer tokenizer = tokenizer_of(data, folders, texts, observer);
-  Dataset::Text validation = validation_of(data, folders, format, tokenizer, texts, observer);
+  Validation validation = validation_of(data, folders, format, tokenizer, texts, observer);
   trim_cache(folders.cache, folders.cache_limit_bytes);
   TokenStreams::Options options{
       .cache = folders.cache, .cache_limit_bytes = folders.cache_limit_bytes, .builds = role == StreamRole::builds};
@@ -76,8 +90,9 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
                              .packs = pack_rule(data, tokenizer)};
   return {.tokenizer = std::move(tokenizer),
           .train = {},
-          .validation = std::move(validation),
-          .streamed = std::move(streamed)};
+          .validation = std::move(validation.text),
+          .streamed = std::move(streamed),
+          .chats = validation.chats};
 }
 
 }  // namespace caravan
