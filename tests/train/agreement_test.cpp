@@ -128,6 +128,9 @@ TEST(Disagreement, NamesTheFirstFactThatDiffersForAnyLists) {
   EXPECT_EQ(with({{"a", "1"}, {"b", "2"}, {"c", ""}}), "c is not given on rank 0 and  on rank 1");
   EXPECT_EQ(with({{"b", "2"}, {"a", "1"}}), "order is a on rank 0 and b on rank 1");
   EXPECT_EQ(with({}), "a is 1 on rank 0 and not given on rank 1");
+  const std::string entry(90, 'x');
+  EXPECT_THAT(with({{"a", "1"}, {"b", "[" + entry + ", " + entry + ", " + entry + "]"}}),
+              HasSubstr("x .. (76 bytes left out) on rank 1"));
   // Names and values are delimited by lengths, not by separators.
   EXPECT_EQ(with({{"a", "1b"}, {"", "2"}}), "a is 1 on rank 0 and 1b on rank 1");
 }

@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// A run of this recipe, and the checkpoint it leaves after `steps` steps.
 struct Checkpointed {
@@ -86,6 +87,10 @@ TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
   }
   EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "9"); }),
               AllOf(HasSubstr("data.text: is another text"), HasSubstr("(hash 9)"), HasSubstr("(hash 1)")));
+  Checkpointed other = before;
+  other.info.validation_hash = "3";
+  EXPECT_THAT(message_of<UsageError>([&] { resume(other, before.recipe); }),
+              AllOf(HasSubstr("(hash 2) than the run had (hash 3)"), Not(HasSubstr("data.text: is another"))));
   EXPECT_THAT(message_of<UsageError>([&] { resume(before, recipe_of({"data.tokenizer=x.json"}), "1", "u"); }),
               HasSubstr("data.tokenizer: is another tokenizer (hash u)"));
   EXPECT_THAT(message_of<DataError>([&] { resume(before, recipe_of({"model.layers=9"})); }),
@@ -123,6 +128,22 @@ TEST(ResumeCheck, PermittedChangesAreListed) {
   EXPECT_EQ(changed[0].now, "900");
   EXPECT_EQ(changed[1].name, "train.micro_batch");
   EXPECT_EQ(changed[2].name, "optimizer.lr");
+}
+
+/// A file may give thousands of points.
+TEST(ResumeCheck, AChangedListIsShownByTheEntryThatDiffers) {
+  testing::needs({"piecewise"});
+  std::string points = "[[3, 1.0]";
+  for (int step = 4; step < 3000; ++step) points += ", [" + std::to_string(step) + ", 0.5]";
+  const auto with = [&](const std::string& end) {
+    return std::vector<std::string>{"optimizer.schedule=piecewise", "optimizer.points=" + points + end};
+  };
+  const Checkpointed before = checkpoint_of(with(", [3000, 0.5]]"), 5);
+  const auto changed = resume(before, recipe_of(with(", [3000, 0.25], [3001, 0.0]]")));
+  ASSERT_EQ(changed.size(), 1U);
+  EXPECT_EQ(changed[0].to_string(),
+            "optimizer.points is a list of 2999 entries, number 2998 being [3000, 0.25], before the resume it was a "
+            "list of 2998 entries, number 2998 being [3000, 0.5]");
 }
 
 /// 0 stands for the default of the architecture; giving that number explicitly is not a change.

@@ -1,5 +1,6 @@
 #include "caravan/recipe/points_file.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <string>
@@ -16,7 +17,11 @@ namespace {
 
 constexpr const char* kPoints = "optimizer.points";
 constexpr const char* kPointsFile = "optimizer.points_file";
+constexpr const char* kSchedule = "optimizer.schedule";
+constexpr const char* kWarmup = "optimizer.warmup_steps";
 constexpr const char* kHeader = "step,fraction";
+constexpr int64_t kMostPoints = 10'000;                      // they are kept in every checkpoint
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // Excel begins its "CSV UTF-8" with it
 
 [[noreturn]] void refuse_line(const std::string& where, const std::string& fact) {
   throw UsageError(
@@ -53,6 +58,7 @@ std::vector<StepPoint> points_in(std::istream& in, const std::string& file) {
   int64_t number = 0;
   for (std::string text; std::getline(in, text);) {
     const std::string where = fmt::format("{}:{}", file, ++number);
+    if (number == 1 && text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
     const std::string_view line = stripped(text);
     if (line.empty() || (number == 1 && (line == kHeader || line == "step\tfraction"))) continue;
     const StepPoint point = point_of(line, where);
@@ -61,6 +67,9 @@ std::vector<StepPoint> points_in(std::istream& in, const std::string& file) {
       refuse_line(where, fmt::format("step {} comes after step {}: steps must rise", point.step, points.back().step));
     }
     points.push_back(point);
+    if (std::ssize(points) > kMostPoints) {
+      refuse_line(where, fmt::format("has more than {} points; rates between two points are on a line", kMostPoints));
+    }
   }
   if (points.empty()) refuse_line(file, "has no points");
   return points;
@@ -71,7 +80,31 @@ bool is_override(const Recipe& recipe, const char* key) {
   return found != recipe.locations.end() && found->second.starts_with("--set");
 }
 
+/// Those that the schedule follows.
+const std::vector<StepPoint>& points_of(const Recipe& recipe) {
+  static const std::vector<StepPoint> none;
+  const Setting& schedule = recipe.optimizer.rate.schedule;
+  return schedule.reads("points") ? schedule.points("points") : none;
+}
+
+bool have_first_step(const std::vector<StepPoint>& points) { return !points.empty() && points.front().step <= 1; }
+
 }  // namespace
+
+void refuse_unused_points(const Recipe& recipe, RecipeWriter writer) {
+  const Setting& schedule = recipe.optimizer.rate.schedule;
+  if (schedule.reads("points")) return;
+  for (const char* key : {kPoints, kPointsFile}) {
+    const bool is_of_run = writer == RecipeWriter::run && !is_override(recipe, key);
+    if (!recipe.locations.contains(key) || is_of_run) continue;
+    const bool is_empty = key == kPoints ? schedule.points("points").empty() : schedule.text("points_file").empty();
+    if (is_empty) continue;
+    recipe.refuse(key,
+                  fmt::format("is not followed with {} = \"{}\"{}", kSchedule, schedule.name(),
+                              recipe.locations.contains(kSchedule) ? "" : ", the default"),
+                  fmt::format("leave out {}, or set {} = \"piecewise\"", key, kSchedule));
+  }
+}
 
 void read_points_file(Recipe& recipe, const std::filesystem::path& folder) {
   Setting& schedule = recipe.optimizer.rate.schedule;
@@ -85,14 +118,34 @@ void read_points_file(Recipe& recipe, const std::filesystem::path& folder) {
   if (has_new_points) return;
   for (const std::filesystem::path& file : {std::filesystem::path(name), folder / name}) {
     std::error_code error;
+    if (!std::filesystem::is_regular_file(file, error)) continue;  // each rank reads it: a pipe would be empty
     std::ifstream in(file);
-    if (!in.is_open() || std::filesystem::is_directory(file, error)) continue;
+    if (!in.is_open()) continue;
     schedule.set("points", points_in(in, file.string()));
     recipe.locations[kPoints] = fmt::format("{}, read from {}", recipe.where(kPointsFile), file.string());
     return;
   }
   recipe.refuse(kPointsFile, fmt::format("'{}' cannot be read", name),
-                "name a file of lines step,fraction, from the current folder or beside the recipe");
+                "name a file of lines step,fraction, from the current folder or beside the recipe; to resume a run "
+                "without it: train RUN/recipe.toml --resume, with the points of the run");
+}
+
+void choose_warmup(Recipe& recipe) {
+  if (have_first_step(points_of(recipe)) && !recipe.locations.contains(kWarmup)) recipe.optimizer.rate.warmup_steps = 0;
+}
+
+std::string warmup_note(const Recipe& recipe) {
+  const std::vector<StepPoint>& points = points_of(recipe);
+  const int64_t warmup = recipe.optimizer.rate.warmup_steps;
+  const auto hidden =
+      std::ranges::count_if(points, [&](const StepPoint& point) { return point.step >= 1 && point.step <= warmup; });
+  if (hidden > 0) {
+    return fmt::format("{} is {}: the warm-up hides {} of the {} points of {}; {} = 0 follows all of them", kWarmup,
+                       warmup, hidden, points.size(), kPoints, kWarmup);
+  }
+  if (!have_first_step(points) || recipe.locations.contains(kWarmup)) return "";
+  return fmt::format("{} begin at step {}: {} is 0, not {}", kPoints, points.front().step, kWarmup,
+                     Recipe().optimizer.rate.warmup_steps);
 }
 
 }  // namespace caravan

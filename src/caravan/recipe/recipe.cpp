@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/recipe/points_file.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/demands.h"
 
@@ -40,6 +41,7 @@ std::vector<std::string> recipe_notes(const Recipe& recipe) {
                     "not reach optimizer.lr",
                     warmup, steps));
   }
+  if (std::string note = warmup_note(recipe); !note.empty()) notes.push_back(std::move(note));
   if (recipe.data.has_chats() && !recipe.data.task.has_records() && !recipe.data.fills_best()) {
     notes.push_back(
         "data.fill = \"stream\" cuts chats where sequences end, and answers lose their questions: \"best_fit\" keeps "

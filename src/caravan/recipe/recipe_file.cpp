@@ -249,12 +249,9 @@ void check_whole(Recipe& recipe) {
   }
 }
 
-}  // namespace
-
-namespace {
-
-/// The fill that a run gives is that of its data.format: chats in place of its texts have their own default.
-void forget_fill(Recipe& recipe, bool had_chats) {
+/// The fill that a run gives is that of its data.format: if an override changes that, chats in place of texts, or texts
+/// in place of chats, have their own default.
+void forget_fill_of_other_format(Recipe& recipe, bool had_chats) {
   if (recipe.data.has_chats() == had_chats || recipe.where("data.fill").starts_with("--set")) return;
   recipe.data.fill = Recipe().data.fill;
   recipe.locations.erase("data.fill");
@@ -265,15 +262,20 @@ void forget_fill(Recipe& recipe, bool had_chats) {
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides,
                     RecipeWriter writer) {
   Recipe recipe;
-  if (writer == RecipeWriter::run) recipe.data.fill = "stream";
+  if (writer == RecipeWriter::run) {  // as before there were these keys
+    recipe.data.fill = "stream";
+    recipe.model.lora.experts = false;
+  }
   apply_table(recipe, parse(toml, source), {source});
   const std::set<std::string> used_in_file = used_keys(recipe);
   const bool had_chats = recipe.data.has_chats();
   for (const std::string& override : overrides) apply_override(recipe, override);
-  if (writer == RecipeWriter::run) forget_fill(recipe, had_chats);
+  if (writer == RecipeWriter::run) forget_fill_of_other_format(recipe, had_chats);
+  refuse_unused_points(recipe, writer);
   drop_unused(recipe, used_in_file);
   apply_init_from(recipe, std::filesystem::path(source).parent_path());
   read_points_file(recipe, std::filesystem::path(source).parent_path());
+  choose_warmup(recipe);
   recipe.optimizer.rate.total_steps = recipe.train.steps;
   check_whole(recipe);
   return recipe;

@@ -87,7 +87,8 @@ std::vector<RecipeKey> optimizer_keys() {
   std::vector<RecipeKey> keys = family_keys("optimizer", FIELD(optimizer.kind));
   keys.push_back(real({"optimizer.lr", OnResume::listed}, "peak learning rate", FIELD(optimizer.rate.lr), {0}));
   for (RecipeKey& key : family_keys("learning_rate", FIELD(optimizer.rate.schedule))) keys.push_back(std::move(key));
-  keys.push_back(integer({"optimizer.warmup_steps", OnResume::listed}, "steps in which the learning rate rises from 0",
+  keys.push_back(integer({"optimizer.warmup_steps", OnResume::listed},
+                         "steps in which the learning rate rises from 0; by default 0 with points from step 0 or 1",
                          FIELD(optimizer.rate.warmup_steps), {0}));
   keys.push_back(real({"optimizer.clip_norm", OnResume::listed}, "clip the gradient to this norm; 0: no clipping",
                       FIELD(optimizer.clip_norm), {0}));

@@ -125,7 +125,7 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
       observer_(options.observer != nullptr ? options.observer : &silent_),
       place_(options.resumes() ? share_place(options, *world) : Place{}),
       numerics_(agree_on_numerics(*world, recipe_.comm.threads_per_rank, place_.numerics, place_.notes)),
-      dataset_((keep_fill(recipe_, place_), agreed_dataset(options, mesh_))),
+      dataset_((keep_defaults(recipe_, place_), agreed_dataset(options, mesh_))),
       row_settings_((fit_classes(recipe_, dataset_), row_settings(options.recipe, place_.checkpoint))),
       train_rows_(train_rows(dataset_, recipe_.data, row_settings_, recipe_.train.seed)),
       validation_rows_(validation_rows(dataset_, recipe_.data, row_settings_)),
@@ -169,9 +169,6 @@ Run::Run(const TrainOptions& options, const std::shared_ptr<Communicator>& world
     for (std::string& note : tiers->notes()) place_.notes.push_back(std::move(note));
   }
   end_ = checked_end(options_, recipe_, state_->step, place_.folder);
-  for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, *train_rows_, state_->step})) {
-    place_.notes.push_back(std::move(note));
-  }
   check_dump(options_, recipe_, state_->model().config(), mesh_.size(), {state_->step, end_});
   if (trace_) trace_->choose_steps(state_->step, end_);
   if (state_->model().config().continues_texts()) check_sample(recipe_, dataset_.tokenizer);
@@ -239,9 +236,7 @@ void Run::resume() {
   refuse_different_data(find_disagreement(
       mesh_.world(), {{place_.checkpoint.filename().string(), content_hash(manifest.bytes()).hex()}}, "checkpoint"));
   balance_.resume(place_.folder, state_->step);
-  for (const ChangedKey& key : state_->changed_keys()) {
-    place_.notes.push_back(fmt::format("{} is {}, before the resume it was {}", key.name, key.now, key.before));
-  }
+  for (const ChangedKey& key : state_->changed_keys()) place_.notes.push_back(key.to_string());
 }
 
 void Run::start_from(InitSource source) {
@@ -426,6 +421,10 @@ void Run::go() {
 
 void Run::go_on() {
   const int64_t first = state_->step;
+  if (dataset_.streamed && first < end_) await_data();  // its first parts have notes
+  for (std::string& note : start_notes({recipe_, options_, mesh_, dataset_, *train_rows_, first})) {
+    place_.notes.push_back(std::move(note));
+  }
   observer().started({.first_step = first,
                       .last_step = end_,
                       .notes = place_.notes,

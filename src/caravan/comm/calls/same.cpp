@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/content_hash.h"
+#include "caravan/base/differing_texts.h"
 #include "caravan/base/error.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/store/startup.h"
@@ -129,7 +130,8 @@ int compare_in_store(Store& store, const RankInfo& info, milliseconds timeout) {
 }  // namespace
 
 std::string Disagreement::to_string() const {
-  return fmt::format("is {} on rank {} and {} on rank {}", first_value, first_rank, other_value, other_rank);
+  const DifferingTexts shown = differing_texts(first_value, other_value);
+  return fmt::format("is {} on rank {} and {} on rank {}", shown.first, first_rank, shown.other, other_rank);
 }
 
 std::optional<Disagreement> find_disagreement(Communicator& comm, const std::vector<SharedFact>& facts,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/differing_texts.h"
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
 #include "caravan/formats/huggingface/config_text.h"
@@ -28,6 +29,9 @@ std::string difference(const ModelConfig& of_checkpoint, const ModelConfig& of_r
   if (before.lora.rank != run.lora.rank || (run.lora.is_used() && before.lora.targets != run.lora.targets)) {
     return fmt::format("lora has rank {} and targets {} there, {} and {} in this run", before.lora.rank,
                        join(before.lora.targets), run.lora.rank, join(run.lora.targets));
+  }
+  if (before.moe.is_used() && before.lora.is_used() && before.lora.experts != run.lora.experts) {
+    return fmt::format("lora.experts is {} there, {} in this run", before.lora.experts, run.lora.experts);
   }
   if (before.lora.dora != run.lora.dora) {
     return fmt::format("lora.dora is {} there, {} in this run", before.lora.dora, run.lora.dora);
@@ -84,6 +88,14 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
          fmt::format("are other classes than the run was trained with: [{}], then [{}]", join(classes), join(of_run)),
          run.recipe.where("data.classes"), "leave it out"});
   }
+  if (info.train_hash == run.train_hash) {
+    const bool is_own = !run.recipe.data.validation.empty();
+    throw UsageError({"resume", is_own ? "data.validation" : "data.validation_fraction",
+                      fmt::format("gives another text for validation (hash {}) than the run had (hash {})",
+                                  run.validation_hash, info.validation_hash),
+                      run.recipe.where(is_own ? "data.validation" : "data.text"),
+                      "use the same text; to validate its model on another one: caravan evaluate"});
+  }
   throw UsageError(
       {"resume", "data.text",
        fmt::format("is another text than the run was trained on: {} (hash {}), then {} (hash {})",
@@ -92,6 +104,11 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
 }
 
 }  // namespace
+
+std::string ChangedKey::to_string() const {
+  const DifferingTexts shown = differing_texts(now, before);
+  return fmt::format("{} is {}, before the resume it was {}", name, shown.first, shown.other);
+}
 
 std::vector<ChangedKey> check_resumed_run(const CheckpointInfo& info, const std::string& folder,
                                           const ResumingRun& run) {

@@ -23,6 +23,7 @@ struct ChangedKey {
   std::string name;
   std::string before;  ///< as TOML
   std::string now;
+  std::string to_string() const;  ///< "train.steps is 900, before the resume it was 800", with long values cut
 };
 
 /// Refuses to resume from a checkpoint of another run; the OnResume of each key says whether it may change. `folder` is
