@@ -176,6 +176,19 @@ TEST(PlanModule, WhatIsFixedIsInAllLayouts) {
   }
 }
 
+TEST(PlanModule, AnOptimizerOfWholeParametersSplitsNoLayer) {
+  needs({"ddp", "zero3"});
+  const auto make = [](std::vector<at::Tensor> whole) { return std::make_unique<torch::optim::AdamW>(whole); };
+  const torch::nn::Sequential net(torch::nn::Linear(kWidth, kWidth), torch::nn::Linear(kWidth, kWidth));
+  for (const bool is_whole : {false, true}) {
+    const ModulePlan found = plan(net, batch_of(),
+                                  {.hardware = plain_hosts(1, 2, 1e9),
+                                   .optimizer = is_whole ? MakeOptimizer::of_whole(make) : MakeOptimizer(make),
+                                   .most_rows = 100});
+    EXPECT_EQ(std::ranges::any_of(found.best, [](const PlannedModule& one) { return one.tp > 1; }), !is_whole);
+  }
+}
+
 TEST(PlanModule, RowsThatLeaveOutLayoutsAreNamed) {
   needs({"1f1b"});
   const ModulePlan found =

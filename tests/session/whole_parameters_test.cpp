@@ -1,10 +1,12 @@
 // Optimizers of one's own that need whole matrices, under techniques that shard them, against one process of plain
 // torch; and schedulers that follow a metric.
+#include <algorithm>
 #include <gmock/gmock.h>
 #include <map>
 #include <mutex>
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -15,7 +17,8 @@
 #include <torch/optim/sgd.h>
 
 #include "caravan/base/error.h"
-#include "caravan/session/parallelize.h"
+#include "caravan/optim/optimizer.h"
+#include "caravan/session/trials.h"
 #include "tests/data/support.h"
 #include "tests/formats/pieces.h"
 #include "tests/needs.h"
@@ -27,7 +30,9 @@ namespace fs = std::filesystem;
 namespace optim = torch::optim;
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int64_t kRows = 24;
@@ -91,19 +96,84 @@ struct MyMuon : optim::Optimizer {
   int64_t steps = 0;
 };
 
-enum class Kind : uint8_t { sgd, muon };
+/// Shampoo (Gupta et al., 2018) for matrices, SGD for the rest: what it keeps of [m, n] are [m, m] and [n, n].
+struct Shampoo : optim::Optimizer {
+  static constexpr bool is_elementwise = false;
+  struct State {
+    at::Tensor left{}, right{};  ///< fp64
+    at::Tensor count{};          ///< int64, without dims
+    at::Tensor half{};           ///< bf16: count / 2, twice
+  };
+  explicit Shampoo(std::vector<at::Tensor> parameters)
+      : Optimizer({optim::OptimizerParamGroup(std::move(parameters))}, std::make_unique<optim::SGDOptions>(0.05)) {}
 
-/// One of both, of any tensors.
+  at::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& p : param_groups()[0].params()) {
+      State& of = states[p.unsafeGetTensorImpl()];
+      const at::Tensor g = p.dim() == 2 ? p.grad().to(at::kDouble) : at::Tensor();
+      if (p.dim() == 2 && !of.left.defined()) {
+        of.left = at::eye(p.size(0), at::kDouble).mul(0.01);
+        of.right = at::eye(p.size(1), at::kDouble).mul(0.01);
+        of.count = at::zeros({}, at::kLong);
+        of.half = at::zeros({2}, at::kBFloat16);
+      }
+      if (p.dim() == 2) {
+        of.left.add_(g.mm(g.t()));
+        of.right.add_(g.t().mm(g));
+        of.count.add_(1);
+        of.half.add_(0.5);
+      }
+      p.sub_(p.dim() == 2 ? root(of.left).mm(g).mm(root(of.right)).to(at::kFloat) : p.grad(), 0.05);
+    }
+    return {};
+  }
+  void visit_state(StateVisitor& visit) {
+    for (at::Tensor& p : param_groups()[0].params()) {
+      if (p.dim() != 2) continue;
+      State& of = states[p.unsafeGetTensorImpl()];
+      visit.state("left", p, of.left);
+      visit.state("right", p, of.right);
+      visit.state("count", p, of.count);
+      visit.state("half", p, of.half);
+    }
+  }
+  void expect_steps(int64_t steps) {
+    for (auto& [key, of] : states) {
+      if (!of.left.defined() || of.left.numel() == 0) continue;  // of one dim, or of another stage
+      EXPECT_EQ(of.count.dim(), 0);
+      EXPECT_EQ(of.count.item<int64_t>(), steps);
+      EXPECT_TRUE(of.half.equal(at::full({2}, 0.5 * static_cast<double>(steps), at::kBFloat16)));
+    }
+  }
+  static at::Tensor root(const at::Tensor& square) {  // to the power of -1/4
+    const auto [values, vectors] = at::linalg_eigh(square);
+    return vectors.mul(values.pow(-0.25)).mm(vectors.t());
+  }
+
+  std::map<void*, State> states{};
+};
+
+enum class Kind : uint8_t { sgd, muon, shampoo };
+
+/// One of them, of any tensors.
 struct Either {
   Either(Kind kind, const std::vector<at::Tensor>& parameters) {
+    if (kind == Kind::shampoo) shampoo = std::make_unique<Shampoo>(parameters);
     if (kind == Kind::muon) muon = std::make_unique<MyMuon>(parameters);
     if (kind == Kind::sgd) sgd = std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1).momentum(0.9));
   }
-  void step() { muon ? muon->step() : sgd->step(); }
+  void step() {
+    if (shampoo) shampoo->step();
+    if (muon) muon->step();
+    if (sgd) sgd->step();
+  }
   void attach_to(ParallelModel& model) {
+    if (shampoo) model.attach("shampoo", *shampoo);
     if (muon) model.attach("muon", *muon);
     if (sgd) model.attach(*sgd);
   }
+  std::unique_ptr<Shampoo> shampoo;
   std::unique_ptr<MyMuon> muon;
   std::unique_ptr<optim::SGD> sgd;
 };
@@ -169,6 +239,7 @@ void train(const Arrangement& on, Kind kind, int64_t steps, const fs::path& run,
     optimizer.attach_to(model);
     Progress now = model.load(run);
     const int64_t first = now.step;
+    if (optimizer.shampoo) optimizer.shampoo->expect_steps(first);
     for (; now.step < steps; ++now.step) {
       const auto [x, y] = batch(now.step);
       model.step(rows_of(x, mesh), rows_of(y, mesh), mean_of);
@@ -248,6 +319,30 @@ TEST(WholeParameters, GoOnFromACheckpoint) {
   }
 }
 
+/// State of any shape and dtype, on the owners, from layout to layout; first before there is any.
+TEST(WholeParameters, PreconditionersGoOnFromACheckpoint) {
+  needs({"ddp", "zero1", "zero3", "1f1b"});
+  const Arrangement fsdp_2{"fsdp", {{"dp", 2}}, {fsdp()}};
+  const Arrangement stages{"stages", {{"pp", 2}, {"dp", 2}}, {pipeline(), fsdp()}, 2};
+  const std::vector<Arrangement> all{fsdp_2, {"ddp", {{"dp", 1}}, {ddp()}}, {"zero1", {{"dp", 3}}, {zero()}}, fsdp_2,
+                                     stages, {"ddp", {{"dp", 2}}, {ddp()}}};
+  const TemporaryFolder folder;
+  train(stages, Kind::shampoo, 0, folder / "run");
+  int64_t steps = 0;
+  for (const Arrangement& on : all) {
+    steps += 2;
+    const Alone alone = train_alone(Kind::shampoo, steps);
+    train(on, Kind::shampoo, steps, folder / "run", &alone);
+    const fs::path checkpoint = folder / "run" / checkpoint_name(steps);
+    EXPECT_EQ(compare(checkpoint, alone.values), "") << on.name << " to step " << steps;
+    const auto tensors = CheckpointReader(checkpoint).manifest().tensors;
+    EXPECT_EQ(tensors.at("attached.shampoo.state.left.0.weight").shape, (std::vector<int64_t>{8, 8}));
+    EXPECT_EQ(tensors.at("attached.shampoo.state.right.0.weight").shape, (std::vector<int64_t>{3, 3}));
+    EXPECT_EQ(tensors.at("attached.shampoo.scalar.count.0.weight").dtype, "I64");
+    EXPECT_EQ(tensors.at("attached.shampoo.state.half.4.weight").dtype, "BF16");
+  }
+}
+
 /// The errors of all ranks.
 std::vector<std::string> errors_of(const std::vector<Technique>& techniques,
                                    const std::function<void(ParallelModel&)>& body,
@@ -269,31 +364,176 @@ double step(ParallelModel& model) {
   return model.step(rows_of(x, model.mesh()), rows_of(y, model.mesh()), mean_of);
 }
 
+/// What keeps one tensor for each parameter, of some shape on each rank.
+struct Keeper {
+  static constexpr bool is_elementwise = true;  // which is not so
+  std::vector<at::Tensor> parameters, tensors;
+  void visit_state(StateVisitor& visit) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      is_moment ? visit.moment("left", parameters[i], tensors[i]) : visit.state("left", parameters[i], tensors[i]);
+    }
+  }
+  bool is_moment = false;
+};
+
+TEST(WholeParameters, StateThatDoesNotFitIsNamed) {
+  needs({"ddp", "zero3"});
+  const TemporaryFolder folder;
+  const auto with = [&](const std::string& run, const std::vector<int64_t>& first, const std::vector<int64_t>& other,
+                        bool is_moment = false) {
+    return [=, &folder](ParallelModel& model) {
+      Keeper keeper{.parameters = model.parameters(), .tensors = {}, .is_moment = is_moment};
+      for (size_t i = 0; i < keeper.parameters.size(); ++i) {
+        keeper.tensors.push_back(at::zeros(model.mesh().rank() == 0 ? first : other));
+      }
+      model.attach("keeper", keeper);
+      model.load(folder / run);
+      model.save(folder / run, {.step = 1});
+    };
+  };
+  EXPECT_THAT(
+      errors_of({fsdp()}, with("cut", {2, 2}, {2, 2})),
+      Each(AllOf(HasSubstr("keeper, left of 4.weight"), HasSubstr("needs 4.weight whole, and it is sharded over dp by"),
+                 HasSubstr("whole_parameters()"))));
+  EXPECT_THAT(
+      errors_of({ddp()}, with("unlike", {2, 2}, {2})),
+      Each(AllOf(HasSubstr("keeper, left of 0.weight"), HasSubstr("is F32 [2, 2] on rank 0 and F32 [2] on rank 1"))));
+  EXPECT_THAT(errors_of({ddp()}, with("moment", {2, 2}, {2, 2}, /*is_moment=*/true)),
+              Each(HasSubstr("visit.state() in place of visit.moment()")));
+  EXPECT_THAT(errors_of({ddp()}, with("run", {2, 2}, {2, 2})), Each(HasSubstr("came through")));
+  EXPECT_THAT(errors_of({ddp()}, with("run", {3, 3}, {3, 3})),
+              Each(HasSubstr("keeper.state.left.0.weight: was saved as F32 [2, 2], and is F32 [3, 3] in the program")));
+  EXPECT_THAT(errors_of({ddp()},
+                        [&](ParallelModel& model) {
+                          ModuleCheckpoint(folder / "run", model.engine()).load();
+                          with("other", {3, 3}, {3, 3})(model);
+                        }),
+              Each(HasSubstr("came through")))
+      << "the weights alone";
+}
+
 TEST(WholeParameters, AnUpdateThatIsForgottenIsNamed) {
   needs({"zero3"});
-  const auto steps = [](bool updates) {
-    return [updates](ParallelModel& model) {
+  const TemporaryFolder folder;
+  const auto steps = [&](const std::vector<int>& updates, int loads_at = -1) {
+    return [=, &folder](ParallelModel& model) {
       optim::SGD optimizer(model.whole_parameters(), 0.1);
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 8; ++i) {
+        if (i == loads_at) model.load(folder / "none");
         step(model);
         optimizer.step();
-        if (updates) model.update_whole([&] { optimizer.step(); });
+        if (std::ranges::find(updates, i) != updates.end()) model.update_whole([&] { optimizer.step(); });
       }
     };
   };
-  EXPECT_THAT(errors_of({fsdp()}, steps(false)), Each(HasSubstr("update_whole: was not called after the first step")));
-  EXPECT_THAT(errors_of({fsdp()}, steps(true)), Each(HasSubstr("came through")));
+  EXPECT_THAT(errors_of({fsdp()}, steps({})),
+              Each(AllOf(HasSubstr("update_whole: was not called after 3 steps in a row"), HasSubstr("[] {}"))));
+  EXPECT_THAT(errors_of({fsdp()}, steps({0, 1})), Each(HasSubstr("was not called after 3 steps in a row")));
+  EXPECT_THAT(errors_of({fsdp()}, steps({2, 5})), Each(HasSubstr("came through"))) << "two are left out on purpose";
+  EXPECT_THAT(errors_of({fsdp()}, steps({2, 7}, 5)), Each(HasSubstr("came through"))) << "a load starts anew";
   EXPECT_THAT(errors_of({fsdp()}, [](ParallelModel& model) { model.update_whole([] {}); }),
               Each(HasSubstr("make it from whole_parameters()")));
   EXPECT_THAT(errors_of({fsdp()},
-                        [](ParallelModel& model) {
+                        [&](ParallelModel& model) {
+                          model.load(folder / "none");
                           model.whole_parameters();
-                          step(model);
-                          model.update_whole([&] {
-                            if (model.mesh().rank() == 1) throw UsageError({"test", "", "no update", "", ""});
-                          });
                         }),
-              Each(HasSubstr("no update")));
+              Each(HasSubstr("whole_parameters: comes after load() or save()")));
+}
+
+TEST(WholeParameters, WhatOneUpdateThrowsAllRanksThrow) {
+  needs({"ddp", "zero3"});
+  for (const bool is_cut : {false, true}) {
+    EXPECT_THAT(errors_of({is_cut ? fsdp() : ddp()},
+                          [&](ParallelModel& model) {
+                            const std::vector<at::Tensor> whole = model.whole_parameters();
+                            step(model);
+                            const std::string error = message_of<Error>([&] {
+                              model.update_whole([&] {
+                                if (model.mesh().rank() == 1) throw UsageError({"test", "", "no update", "", ""});
+                              });
+                            });
+                            for (const at::Tensor& p : whole) EXPECT_EQ(p.grad().defined(), !is_cut);
+                            throw UsageError({"test", "", error, "", ""});
+                          }),
+                Each(HasSubstr("no update")));
+  }
+}
+
+/// What one keeps is in parts, what the other keeps in whole tensors.
+TEST(WholeParameters, AreSavedBesideAnOptimizerOfThisLibrary) {
+  needs({"zero3"});
+  const TemporaryFolder folder;
+  for (int64_t begun = 0; begun < 2; ++begun) {
+    EXPECT_THAT(errors_of({fsdp()},
+                          [&](ParallelModel& model) {
+                            AdamW adamw(model.engine().state());
+                            MyMuon muon(model.whole_parameters());
+                            model.attach(adamw);
+                            model.attach("muon", muon);
+                            Progress now = model.load(folder / "run");
+                            EXPECT_EQ(muon.steps, begun);
+                            step(model);
+                            adamw.step(1e-3);
+                            model.update_whole([&] { muon.step(); });
+                            model.save(folder / "run", {.step = now.step + 1});
+                          }),
+                Each(HasSubstr("came through")));
+  }
+  const CheckpointReader reader(folder / "run" / "step_000002");
+  for (const char* moment : {"attached.muon.moment.velocity.0.weight", "optimizer.exp_avg.0.weight"}) {
+    ASSERT_TRUE(reader.manifest().tensors.contains(moment)) << moment;
+    EXPECT_EQ(reader.manifest().tensors.at(moment).shape, (std::vector<int64_t>{8, 3}));
+  }
+}
+
+/// One rank owns the only parameter of the first group.
+TEST(WholeParameters, TheRateOfAGroupComesBackOnRanksWithoutItsParameters) {
+  needs({"zero3"});
+  const TemporaryFolder folder;
+  for (const bool loads : {false, true}) {
+    EXPECT_THAT(errors_of({fsdp()},
+                          [&](ParallelModel& model) {
+                            std::vector<at::Tensor> first, others;
+                            for (const at::Tensor& p : model.whole_parameters()) {
+                              (p.sizes() == at::IntArrayRef{8, 3} ? first : others).push_back(p);
+                            }
+                            optim::SGD sgd({optim::OptimizerParamGroup(first), optim::OptimizerParamGroup(others)},
+                                           optim::SGDOptions(0.5));
+                            model.attach(sgd);
+                            model.load(folder / "run");
+                            for (const size_t i : {0U, 1U}) {
+                              optim::OptimizerOptions& options = sgd.param_groups()[i].options();
+                              const double saved = i == 0 ? 0.03 : 0.07;
+                              EXPECT_EQ(options.get_lr(), loads ? saved : 0.5) << i << " " << model.mesh().where();
+                              options.set_lr(saved);
+                            }
+                            if (!loads) model.save(folder / "run", {.step = 1});
+                          }),
+                Each(HasSubstr("came through")));
+  }
+}
+
+TEST(WholeParameters, AreRehearsed) {
+  needs({"zero3"});
+  torch::nn::Sequential net;
+  double bytes = 0;
+  for (int i = 0; i < 8; ++i) net->push_back(torch::nn::Linear(64, 64));
+  for (const at::Tensor& p : net->parameters()) bytes += static_cast<double>(p.nbytes());
+  const auto sgd = [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<optim::SGD>(std::move(parameters), optim::SGDOptions(0.1).momentum(0.9));
+  };
+  const auto rehearsed = [&](const MakeOptimizer& optimizer) {
+    const auto square = [](const at::Tensor& output, const at::Tensor& y) { return (output - y).square().mean(); };
+    return rehearse(net, {.dp = 2}, {fsdp()}, {at::zeros({2, 64}), at::zeros({2, 64}), square}, optimizer,
+                    {.average = true});
+  };
+  const Rehearsal parts = rehearsed(sgd), whole = rehearsed(MakeOptimizer::of_whole(sgd));
+  const auto kind = [&](MemoryKind of) { return static_cast<double>(whole.peak.of[static_cast<size_t>(of)]) / bytes; };
+  EXPECT_NEAR(kind(MemoryKind::parameters), 1, 0.01) << "half of it in parts, half of it whole";
+  EXPECT_NEAR(kind(MemoryKind::gradients), 1, 0.01);
+  EXPECT_NEAR(kind(MemoryKind::optimizer), 0.5, 0.01);
+  EXPECT_NEAR((whole.bytes_sent() - parts.bytes_sent()) / bytes, 0.75, 0.01) << "3 (n - 1) / n over n ranks";
 }
 
 TEST(WholeParameters, SplitLayersAndStateOutsideOfTheDeviceAreRefused) {
@@ -308,27 +548,67 @@ struct Silent {
   void visit_state(StateVisitor& /*visit*/) {}
 };
 
-TEST(WholeParameters, AnOptimizerThatDoesNotSayIsNamedARiskOnce) {
+/// Keeps the warnings of torch, of all ranks.
+struct Warnings : c10::WarningHandler {
+  std::mutex mutex{};
+  std::vector<std::string> all{};
+  void process(const c10::Warning& warning) override {
+    const std::scoped_lock lock(mutex);
+    all.push_back(warning.msg());
+  }
+};
+
+/// Two optimizers of parts of the tensors, of which one is stepped outside of update_whole().
+TEST(WholeParameters, ATensorThatUpdatesLeaveOutIsTold) {
+  needs({"zero1"});
+  const auto said = [](const std::function<bool(const at::Tensor&, int rank)>& is_outside, bool twice = false) {
+    Warnings warnings;
+    const auto errors = errors_of({zero()}, [&](ParallelModel& model) {
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      std::vector<at::Tensor> out, in;
+      for (const at::Tensor& p : model.whole_parameters()) (is_outside(p, model.mesh().rank()) ? out : in).push_back(p);
+      optim::SGD sgd(out, 0.1), white(in, 0.1);
+      for (int i = 0; i < 8; ++i) {
+        step(model);
+        if (!twice) sgd.step();
+        model.update_whole([&] {
+          white.step();
+          if (twice) sgd.step();
+        });
+      }
+      model.update_whole([] {});
+    });
+    EXPECT_THAT(errors, Each(HasSubstr("came through")));
+    return warnings.all;
+  };
+  const auto warning =
+      AllOf(HasSubstr("update_whole: "), HasSubstr(" was not changed in 3 updates that changed others"),
+            HasSubstr("do: step every optimizer of whole_parameters() inside update_whole()"));
+  const auto is_bias = [](const at::Tensor& p, int /*rank*/) { return p.sizes() == at::IntArrayRef{7}; };
+  EXPECT_THAT(said(is_bias), ElementsAre(AllOf(warning, HasSubstr("2.bias")))) << "once";
+  EXPECT_THAT(said([](const at::Tensor& /*p*/, int rank) { return rank == 1; }), ElementsAre(warning))
+      << "each rank has tensors of one optimizer";
+  EXPECT_THAT(said(is_bias, /*twice=*/true), IsEmpty());
+}
+
+TEST(WholeParameters, AnOptimizerThatDoesNotSayIsARiskToTell) {
   needs({"ddp", "zero3"});
   const auto said = [](const Technique& technique, bool takes_whole) {
-    ::testing::internal::CaptureStderr();
-    const auto errors = errors_of({technique}, [&](ParallelModel& model) {
+    Warnings warnings;
+    errors_of({technique}, [&](ParallelModel& model) {
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
       Silent silent;
       if (takes_whole) model.whole_parameters();
       model.attach("own", silent);
-      const TemporaryFolder folder;
-      model.load(folder / "run");
     });
-    const std::string text = ::testing::internal::GetCapturedStderr();
-    EXPECT_THAT(errors, Each(HasSubstr("came through")));
-    return text;
+    return warnings.all;
   };
-  const std::string note = said(fsdp(), false);
-  EXPECT_THAT(note, AllOf(HasSubstr("optimizer 'own' does not say"), HasSubstr("0.weight is sharded over dp by"),
-                          HasSubstr("whole_parameters()")));
-  EXPECT_EQ(std::ranges::count(note, '\n'), 1) << "on one rank, and once: " << note;
-  EXPECT_EQ(said(fsdp(), true), "");
-  EXPECT_EQ(said(ddp(), false), "");
+  EXPECT_THAT(said(fsdp(), false),
+              ElementsAre(AllOf(HasSubstr("optimizer 'own' does not say"), HasSubstr("0.weight is sharded over dp by"),
+                                HasSubstr("whole_parameters()"))))
+      << "rank 0 alone says it";
+  EXPECT_THAT(said(fsdp(), true), IsEmpty());
+  EXPECT_THAT(said(ddp(), false), IsEmpty());
   EXPECT_THAT(errors_of({fsdp()},
                         [](ParallelModel& model) {
                           optim::LBFGS lbfgs(model.whole_parameters());
@@ -383,7 +663,19 @@ TEST(Plateau, GoesOnWhereItWas) {
   }
   EXPECT_THAT(follow_metric(1, 15, folder / "2", /*patience=*/3).error,
               AllOf(HasSubstr("plateau: cannot be loaded"), HasSubstr("patience 3"), HasSubstr("patience 1")));
-  EXPECT_THAT(follow_metric(2, 3, folder / "unlike", 1, /*differs=*/true).error, HasSubstr("plateau: is"));
+  EXPECT_THAT(follow_metric(2, 3, folder / "unlike", 1, /*differs=*/true).error,
+              AllOf(HasSubstr("plateau: is"), HasSubstr("best metric 2, bad epochs 0"), HasSubstr("best metric 3")));
+  on_ranks({{"dp", 2}}, [&](const Mesh& mesh) {  // what stands in, for other options after it
+    ParallelModel model(make_net(), mesh, {ddp()}, {.average = true});
+    optim::SGD optimizer(model.parameters(), optim::SGDOptions(0.1));
+    model.attach(optimizer);
+    model.attach("plateau", Kept([] { return std::string(); }, [](const std::string&) {}));
+    const Progress now = model.load(folder / "whole");
+    model.save(folder / "whole", {.step = now.step + 1});
+  });
+  const Plateaus anew = follow_metric(1, 17, folder / "whole", /*patience=*/3);
+  EXPECT_THAT(anew.error, HasSubstr("saved"));
+  EXPECT_EQ(anew.rates, std::vector<double>(2, whole.back()));
 }
 
 }  // namespace

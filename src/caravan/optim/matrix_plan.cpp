@@ -23,7 +23,7 @@ std::vector<RowRun> rows_held(const Parameter& parameter, int dim, int rank, con
     if (const auto wrong = misfit(placement, size, axis.size(), name)) {
       // Sizes hold at this rank's coordinates of the major axes.
       throw UsageError({"optimizer", parameter.name(),
-                        "is a matrix of which other ranks hold other numbers of rows: " + wrong->fact,
+                        "is needed whole, and other ranks hold other numbers of its rows: " + wrong->fact,
                         ranks.mesh().where(),
                         "use degrees that divide heads and hidden widths, or an optimizer that "
                         "needs no whole matrices"});
@@ -103,16 +103,16 @@ MatrixPlan::MatrixPlan(const FlatLayout& layout, const MatrixRanks& ranks, Whole
 
 void MatrixPlan::add(size_t slot, const Parameter& parameter, const MatrixRanks& ranks, WholeUnits units) {
   if (parameter.tile_of() != nullptr) {
-    throw UsageError({"optimizer", parameter.name(), "is a tile of a matrix that the optimizer needs whole",
+    throw UsageError({"optimizer", parameter.name(), "is a tile of what the optimizer needs whole",
                       ranks.mesh().where(), "use no tiles, or an optimizer that needs no whole matrices"});
   }
-  const bool has_columns = units == WholeUnits::matrices;
-  const int64_t count = has_columns ? parameter.spec().matrices : 1, rows = parameter.global_shape()[0] / count;
+  const bool cuts_columns = units == WholeUnits::matrices;
+  const int64_t count = cuts_columns ? parameter.spec().matrices : 1, rows = parameter.global_shape()[0] / count;
   const int64_t columns = rows == 0 ? 0 : parameter.num_elements() / (count * rows);
   std::vector<std::vector<RowRun>> rows_of_rank, columns_of_rank;
   for (int rank = 0; rank < ranks.size(); ++rank) {
     rows_of_rank.push_back(rows_held(parameter, 0, rank, ranks));
-    columns_of_rank.push_back(has_columns ? rows_held(parameter, 1, rank, ranks) : std::vector{RowRun{0, columns}});
+    columns_of_rank.push_back(cuts_columns ? rows_held(parameter, 1, rank, ranks) : std::vector{RowRun{0, columns}});
   }
   for (int64_t first = 0; first < count * rows; first += rows) {
     WholeMatrix matrix{.slot = slot, .rows = rows, .columns = columns};

@@ -23,7 +23,8 @@ struct MatrixPiece {
   bool is_whole_rows(int64_t columns_of_matrix) const { return row_runs.size() == 1 && columns == columns_of_matrix; }
 };
 
-/// A matrix that one rank updates for all that hold pieces of it.
+/// A matrix that one rank updates for all that hold pieces of it. Of WholeUnits::parameters, a parameter of any dims: a
+/// row is what has one index of dim 0.
 struct WholeMatrix {
   size_t slot = 0;  ///< in FlatLayout::slots()
   int64_t rows = 0;

@@ -9,11 +9,9 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
-#include "caravan/comm/calls/agree.h"
-#include "caravan/comm/tensor.h"
 #include "caravan/module/path.h"
 #include "caravan/optim/check_on_device.h"
-#include "caravan/optim/matrix_exchange.h"
+#include "caravan/optim/matrix_owners.h"
 #include "caravan/optim/newton_schulz.h"
 #include "caravan/optim/zeros_of_slots.h"
 
@@ -30,44 +28,7 @@ const Mesh& mesh_of_matrices(const FlatState& state) {
   throw InternalError({"optimizer", "muon", "the flat state is not that of an engine", "", ""});
 }
 
-/// Compares what each owner knows of the pieces of others with what these hold.
-void check_pieces(const MatrixPlan& plan, const MatrixRanks& ranks) {
-  std::vector<int64_t> own, known, got(static_cast<size_t>(ranks.size()));
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    own.push_back(static_cast<int64_t>(plan.digest(ranks.rank(), rank)));
-    known.push_back(static_cast<int64_t>(plan.digest(rank, ranks.rank())));
-  }
-  const auto buffer = [](std::vector<int64_t>& all) {
-    return Buffer{all.data(), static_cast<int64_t>(all.size()), Dtype::int64};
-  };
-  if (ranks.size() > 1) ranks.comm().all_to_all(buffer(own), buffer(got), {}, {}, "pieces of matrices");
-  all_or_none(ranks.mesh().world(), [&] {  // those of other stages, too
-    if (ranks.size() == 1 || got == known || !ranks.comm().touches_memory()) return;
-    throw UsageError({"optimizer", "muon", "ranks cut the matrices of a layer in unlike ways", ranks.mesh().where(),
-                      "use degrees that divide heads and hidden widths, or AdamW"});
-  });
-}
-
 }  // namespace
-
-struct Muon::Matrices {
-  Matrices(const FlatState& state, const Mesh& mesh)
-      : ranks(mesh, {state.pipeline_axis, state.apart_axis}),
-        plan(made_by_all(state)),
-        exchange(plan, ranks, state.values.options()) {
-    check_pieces(plan, ranks);
-  }
-
-  MatrixPlan made_by_all(const FlatState& state) const {
-    std::unique_ptr<MatrixPlan> made;
-    all_or_none(ranks.mesh().world(), [&] { made = std::make_unique<MatrixPlan>(state.layout, ranks); });
-    return std::move(*made);
-  }
-
-  MatrixRanks ranks;
-  MatrixPlan plan;
-  MatrixExchange exchange;
-};
 
 Muon::Muon(FlatState& state, const MuonOptions& options)
     : Optimizer(state, {},
@@ -79,7 +40,7 @@ Muon::Muon(FlatState& state, const MuonOptions& options)
   check_option("newton_schulz_steps", static_cast<double>(options.newton_schulz_steps), {.low = 1, .high = 100});
   AdamW::check(options.adamw);
   check_on_device(state, "muon", "needs whole matrices");
-  matrices_ = std::make_unique<Matrices>(state, mesh_of_matrices(state));
+  owners_ = std::make_unique<MatrixOwners>(state, mesh_of_matrices(state), WholeUnits::matrices, "muon");
   make_state();
 }
 
@@ -124,7 +85,7 @@ void Muon::add_momentum(double gradient_scale) {
 }
 
 void Muon::step_matrices(double lr, double gradient_scale) {
-  const MatrixPlan& plan = matrices_->plan;
+  const MatrixPlan& plan = owners_->plan;
   const auto offset_of = [this](const WholeMatrix& matrix) {
     return state_.layout.slots()[matrix.slot].sharded_offset;
   };
@@ -149,16 +110,16 @@ void Muon::step_matrices(double lr, double gradient_scale) {
     std::vector<at::Tensor> own;
     for (const size_t i : round.matrices) {
       const WholeMatrix& matrix = plan.matrices()[i];
-      const bool is_own = matrix.owner == matrices_->ranks.rank();
+      const bool is_own = matrix.owner == owners_->ranks.rank();
       own.push_back(is_own ? at::empty({matrix.rows, matrix.columns}, state_.values.options()) : at::Tensor());
     }
-    matrices_->exchange.gather(round, own, read);
+    owners_->exchange.gather(round, own, read);
     for (const at::Tensor& matrix : own) {
       if (!matrix.defined()) continue;
       newton_schulz(matrix, options_.newton_schulz_steps);
       take_path("newton_schulz", matrix);
     }
-    matrices_->exchange.scatter(round, own, write);
+    owners_->exchange.scatter(round, own, write);
   }
 }
 

@@ -8,6 +8,8 @@
 
 namespace caravan {
 
+struct MatrixOwners;
+
 struct MuonOptions {
   double momentum = 0.95;
   int64_t newton_schulz_steps = 5;
@@ -35,7 +37,6 @@ class Muon final : public Optimizer {
   ~Muon() override;
 
  private:
-  struct Matrices;
   bool step_all(double lr, double gradient_scale) override;
   bool keeps(const std::string& moment, const Slot& slot) const override;
   void check_parts() const override;
@@ -45,7 +46,7 @@ class Muon final : public Optimizer {
   void step_others(double lr, double gradient_scale);
 
   MuonOptions options_;
-  std::unique_ptr<Matrices> matrices_;
+  std::unique_ptr<MatrixOwners> owners_;
 };
 
 }  // namespace caravan

@@ -29,7 +29,8 @@ namespace {
 
 constexpr const char* kRates = "lr";
 
-/// A tensor as checkpoints take it.
+}  // namespace
+
 at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
   const auto refuse = [&](const std::string& fact, const std::string& action) {
     throw UsageError({"checkpoint", name, fact, "", action});
@@ -45,6 +46,8 @@ at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
   }
   return tensor.detach().contiguous();
 }
+
+namespace {
 
 /// What ranks compare: a number as such, anything else by its hash.
 std::string value_text(const at::Tensor& tensor) {
@@ -98,6 +101,7 @@ void Attachments::add(const std::string& name, Kept kept) {
                       needs_all ? "use ddp(), which keeps parameters whole on every rank"
                                 : "make it from whole_parameters() and step it in update_whole(), or use ddp()"});
   }
+  if (kept.kind_ == Kept::Kind::optimizer) check_states_whole(name, kept);
   entries_.push_back({name, std::move(kept)});
 }
 
@@ -106,7 +110,7 @@ std::string Attachments::risk_of(const std::string& name, const Kept& kept) cons
   const auto cut = first_cut(engine_);
   if (!cut) return "";
   return fmt::format(
-      "caravan: optimizer '{}' does not say whether it updates every element by itself alone, and {} is sharded over "
+      "optimizer '{}' does not say whether it updates every element by itself alone, and {} is sharded over "
       "{} by {}: if it does not, it is another optimizer here. do: make it from whole_parameters() and step it in "
       "update_whole(), or add `static constexpr bool is_elementwise = true` to its class",
       name, cut->name, cut->axis, engine_.strategy().name);
@@ -148,14 +152,22 @@ void Attachments::take(bool compares) {
       "attached");
   std::vector<SharedFact> facts;
   for (const Piece& piece : pieces_) {
-    if (entries_[piece.entry].kept.kind_ == Kept::Kind::generator) continue;
-    facts.push_back({piece.name.substr(std::string_view(kAttachedTensors).size()), value_text(piece.tensor)});
+    const Kept& kept = entries_[piece.entry].kept;
+    if (kept.kind_ == Kept::Kind::generator) continue;
+    const std::string name = piece.name.substr(std::string_view(kAttachedTensors).size());
+    if (!kept.shown_) facts.push_back({name, value_text(piece.tensor)});
+    for (const std::string& part : kept.shown_ ? kept.shown_() : std::vector<std::string>{}) {
+      facts.push_back({name, part});
+    }
   }
   if (compares) check_same_on_all_ranks(world, "checkpoint", facts);
   for (Piece& piece : pieces_) {
     if (entries_[piece.entry].kept.kind_ == Kept::Kind::generator) gather_generator(piece);
   }
-  if (!collectors.empty()) add_moments(collectors);
+  states_.clear();
+  if (collectors.empty()) return;
+  add_moments(collectors);
+  take_states(collectors);
 }
 
 /// The states of all ranks, or one if they are equal.
@@ -210,10 +222,12 @@ void Attachments::expect(const Manifest& manifest) {
     if (!name.starts_with(kAttachedTensors)) continue;
     const std::string whole = name.substr(start, name.find('.', start) - start);
     if (std::ranges::find(saved, whole) == saved.end()) saved.push_back(whole);
-    saved_parts.push_back(name.substr(start));
+    saved_parts.push_back(part_as_state(name.substr(start)));
   }
   for (const Entry& entry : entries_) own.push_back(entry.name);
+  std::erase_if(pieces_, [](const Piece& piece) { return piece.is_state; });
   for (const Piece& piece : pieces_) own_parts.push_back(piece.name.substr(start));
+  for (const State& state : states_) own_parts.push_back(name_of(state, kState).substr(start));
   const auto check = [&](const std::vector<std::string>& has, const std::vector<std::string>& wanted,
                          const std::string& what) {
     const auto missing = without(wanted, has), extra = without(has, wanted);
@@ -227,6 +241,7 @@ void Attachments::expect(const Manifest& manifest) {
   check(saved, own, "attached");
   check(saved_parts, own_parts, "attached optimizer");
   for (Piece& piece : pieces_) expect_piece(piece, manifest);
+  expect_states(manifest);
 }
 
 void Attachments::expect_piece(Piece& piece, const Manifest& manifest) const {
@@ -287,6 +302,8 @@ void Attachments::load_optimizers() {
     if (kept.kind_ != Kept::Kind::optimizer) continue;
     const auto find = [&, of = name](const std::string& part, const Parameter* parameter) -> const at::Tensor& {
       const std::string whole = fmt::format("{}{}.{}", kAttachedTensors, of, part);
+      const auto state = std::ranges::find_if(states_, [&](const State& one) { return name_of(one, kState) == whole; });
+      if (state != states_.end()) return state->loaded;
       const auto found = std::ranges::find_if(
           pieces_, [&](const Piece& piece) { return piece.name == whole && piece.parameter == parameter; });
       if (found != pieces_.end()) return found->tensor;

@@ -13,6 +13,8 @@ struct CutParameter {
   std::string axis;  ///< over which it is sharded
 };
 
+/// Of one parameter, whether it is trained or not.
+std::optional<CutParameter> cut_of(Engine& engine, const Parameter& parameter);
 /// The first one; nothing: an optimizer of this rank gets whole parameters.
 std::optional<CutParameter> first_cut(Engine& engine);
 

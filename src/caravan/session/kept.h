@@ -32,9 +32,13 @@ class StateVisitor {
   StateVisitor(const StateVisitor&) = delete;
   StateVisitor& operator=(const StateVisitor&) = delete;
 
-  /// A tensor of the shape of `parameter`, which is one of ParallelModel::parameters(), with an element for each of
-  /// its. An undefined one is saved as zeros, and a load makes it.
+  /// A tensor of the shape of `parameter`, which is one of ParallelModel::parameters() or, if that was called, of
+  /// whole_parameters(), with an element for each of its. An undefined one is saved as zeros, and a load makes it.
   virtual void moment(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) = 0;
+  /// A tensor of any shape and any dtype of checkpoints, such as a preconditioner [m, m] of a matrix [m, n]. It needs
+  /// its `parameter` whole, as whole_parameters() and ddp() have it. One that is undefined or has no elements comes
+  /// back undefined, another as it was; if the program has one at the load, that has the same shape and dtype.
+  virtual void state(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) = 0;
   /// A number that is the same on all ranks, such as the steps that were counted.
   virtual void number(const std::string& name, int64_t& value) = 0;
   virtual void number(const std::string& name, double& value) = 0;
@@ -72,13 +76,15 @@ concept HasGroups = requires(T& object) {
 /// - A type with `std::string save() const` and `void load(const std::string&)`, or with those of torch's samplers and
 ///   modules, which take an archive. Kept(save, load) takes two functions.
 /// - An optimizer of one's own, with `void visit_state(StateVisitor&)`. What it keeps has no layout, as other moments.
+///   It is visited when it is attached, too.
 ///   If it is derived from torch::optim::Optimizer, the learning rates of its groups are kept too. It says whether an
 ///   element is updated by itself alone: `static constexpr bool is_elementwise = true`; with false it needs
 ///   ParallelModel::whole_parameters() where parameters are sharded.
 /// - torch::optim::LBFGS, which needs whole parameters. Its options stay those of the program. All other optimizers of
 ///   torch::optim are attached without a name.
 /// - torch::optim::ReduceLROnPlateauScheduler: its best metric, its count of bad epochs and its cooldown. Its options
-///   must be those of the checkpoint; the rates that it has come to are those of the optimizer.
+///   must be those of the checkpoint; the rates that it has come to are those of the optimizer. From an empty text it
+///   starts anew.
 ///
 /// All of these are the same on every rank, or a save is an error with two values; only a generator may differ. If it
 /// does, rank r gets back that of rank r, and on more ranks than before the others keep theirs.
@@ -134,6 +140,7 @@ class Kept {
   Kind kind_;
   std::function<at::Tensor()> save_{};
   std::function<void(const at::Tensor& saved)> load_{};
+  std::function<std::vector<std::string>()> shown_{};  ///< what an error shows of it, by parts; none: a hash
   // Of an optimizer.
   std::function<void(StateVisitor&)> visit_{};
   std::function<std::vector<double>()> rates_{};  ///< none: it has no groups

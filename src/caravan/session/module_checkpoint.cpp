@@ -60,8 +60,9 @@ ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, torch::optim::O
   state_.add(*optimizer_);
 }
 
-ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, Optimizer& optimizer, int64_t keep)
-    : ModuleCheckpoint(std::move(run), engine, nullptr, keep) {
+ModuleCheckpoint::ModuleCheckpoint(fs::path run, Engine& engine, Optimizer& optimizer, int64_t keep,
+                                   const WholeParameters* whole)
+    : ModuleCheckpoint(std::move(run), engine, nullptr, keep, whole) {
   own_optimizer_ = &optimizer;
   state_.add(optimizer);
 }

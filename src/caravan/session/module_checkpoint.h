@@ -61,8 +61,9 @@ class ModuleCheckpoint {
   ModuleCheckpoint(std::filesystem::path run, Engine& engine, torch::optim::Optimizer* optimizer = nullptr,
                    int64_t keep = 2, const WholeParameters* whole = nullptr);
   /// With an optimizer of this library, wherever its state rests. Its options are not compared; the learning rate is
-  /// that of each step.
-  ModuleCheckpoint(std::filesystem::path run, Engine& engine, Optimizer& optimizer, int64_t keep = 2);
+  /// that of each step. `whole` is for other optimizers, which are added.
+  ModuleCheckpoint(std::filesystem::path run, Engine& engine, Optimizer& optimizer, int64_t keep = 2,
+                   const WholeParameters* whole = nullptr);
   ~ModuleCheckpoint();
 
   /// Saves the steps that `scheduler` has counted, and restores them: it goes on where it was. `scheduler` is of the

@@ -80,7 +80,10 @@ std::vector<Rehearsal> rehearse_module(const ModuleStep& step, const KeptTensors
 std::function<void()> MakeOptimizer::update_of(ParallelModel& model) const {
   if (own_) return [own = std::shared_ptr<Optimizer>(own_(model.engine().state()))] { own->step(1e-3); };
   if (!of_torch_) return {};
-  return [own = std::shared_ptr<torch::optim::Optimizer>(of_torch_(model.parameters()))] { own->step(); };
+  const std::shared_ptr<torch::optim::Optimizer> own =
+      of_torch_(takes_whole_ ? model.whole_parameters() : model.parameters());
+  if (!takes_whole_) return [own] { own->step(); };
+  return [own, &model] { model.update_whole([&] { own->step(); }); };
 }
 
 Rehearsal rehearse(const Trainable& net, const PlannedRanks& ranks, const std::vector<Technique>& techniques,

@@ -123,13 +123,23 @@ void check_options(const OptimizerRecord& saved, const OptimizerRecord& own) {
                    "give the optimizer the options of the checkpoint before load(); it may be set otherwise after it"});
 }
 
-/// The saved learning rate of each group; none for a group without parameters on this rank.
+/// The saved learning rate of a group by its number; none if the record has no such group, or no groups.
+std::optional<double> saved_lr_of(const OptimizerRecord& saved, size_t group) {
+  for (const OptimizerRecord::Group& one : saved.groups) {
+    const auto number = one.options.find(kGroup);
+    if (number != one.options.end() && number->second == static_cast<double>(group)) return one.options.at(kLr);
+  }
+  return {};
+}
+
+/// The saved learning rate of each group; none for one whose parameters no rank has.
 std::vector<std::optional<double>> saved_lrs(const OptimizerRecord& saved, const OptimizerState& optimizer,
                                              const std::vector<Parameter*>& parameters) {
   const ByParameter options = by_parameter(saved);
   std::vector<std::optional<double>> lrs;
   for (const std::vector<size_t>& group : optimizer.groups()) {
     std::optional<double> lr;
+    if (group.empty()) lr = saved_lr_of(saved, lrs.size());  // other ranks may have all of its parameters
     for (const size_t i : group) {
       const double its = options.at(parameters[i]->whole_name())->at(kLr);
       if (!lr) lr = its;

@@ -113,12 +113,12 @@ void ParallelModel::State::check_finite() {
   all_or_none(mesh.world(), check, "finite weights");
 }
 
-void ParallelModel::State::check_no_checkpoint() const {
-  if (!checkpoints.empty()) refuse_model("attach", "comes after load() or save()", "attach first");
+void ParallelModel::State::check_no_checkpoint(const char* op) const {
+  if (!checkpoints.empty()) refuse_model(op, "comes after load() or save()", "call it before the first of them");
 }
 
 void ParallelModel::State::check_may_attach() const {
-  check_no_checkpoint();
+  check_no_checkpoint("attach");
   if (optimizer != nullptr || own_optimizer != nullptr)
     refuse_model("attach", "the model has an optimizer", "attach one");
 }
@@ -137,9 +137,12 @@ void ParallelModel::State::check_in_memory(const char* op) const {
 }
 
 void ParallelModel::State::check_updated() const {
-  if (!whole || whole->has_updated() || step == whole_step) return;
-  refuse_model("update_whole", "was not called after the first step, so that no parameter changes",
-               "step the optimizer of whole_parameters() in it: model.update_whole([&] { optimizer.step(); })");
+  constexpr int64_t kMostLeftOut = 3;  // on purpose, such as steps without finite gradients
+  if (!whole || step < whole_step + kMostLeftOut) return;
+  refuse_model("update_whole",
+               fmt::format("was not called after {} steps in a row, so that no parameter changes", kMostLeftOut),
+               "step the optimizer of whole_parameters() in it: model.update_whole([&] { optimizer.step(); }); if no "
+               "update is meant, call model.update_whole([] {})");
 }
 
 double ParallelModel::State::run_step(const std::function<MicroBatch(int)>& batch_of) {
@@ -237,8 +240,9 @@ double ParallelModel::State::norm_of_gradients() {
 ModuleCheckpoint& ParallelModel::State::checkpoint_in(const std::filesystem::path& run) {
   std::unique_ptr<ModuleCheckpoint>& checkpoint = checkpoints[key_of_run(run)];
   if (!checkpoint) {
-    checkpoint = own_optimizer != nullptr ? std::make_unique<ModuleCheckpoint>(run, engine, *own_optimizer)
-                                          : std::make_unique<ModuleCheckpoint>(run, engine, optimizer, 2, whole.get());
+    checkpoint = own_optimizer != nullptr
+                     ? std::make_unique<ModuleCheckpoint>(run, engine, *own_optimizer, 2, whole.get())
+                     : std::make_unique<ModuleCheckpoint>(run, engine, optimizer, 2, whole.get());
     for (const auto& [name, each] : kept) checkpoint->add(name, each);
     for (auto* scheduler : schedulers) checkpoint->add_scheduler(*scheduler);
   }

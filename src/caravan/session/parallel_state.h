@@ -51,11 +51,12 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   void check_finite();
 
   void check_may_attach() const;
-  void check_no_checkpoint() const;
+  /// `op` comes before the first load() and save().
+  void check_no_checkpoint(const char* op) const;
   /// What torch::optim updates has memory, and no update is delayed.
   void check_in_memory(const char* op) const;
 
-  /// The first step after whole parameters were taken was followed by update_whole().
+  /// One of the last steps with whole parameters was followed by update_whole().
   void check_updated() const;
 
   double run_step(const std::function<MicroBatch(int)>& batch_of);
@@ -85,7 +86,7 @@ struct ParallelModel::State : std::enable_shared_from_this<State> {
   int64_t step = 0;                                 ///< steps done
   std::unique_ptr<WholeParameters> whole{};         ///< null: none were taken, or all ranks hold all
   bool takes_whole = false;                         ///< whole_parameters() was called
-  int64_t whole_step = 0;                           ///< steps done then, or when a checkpoint was loaded
+  int64_t whole_step = 0;                           ///< steps done then, at the last update or load
   int64_t num_forwards = 0, num_backwards = 0;      ///< in the step
   int64_t num_losses = 0;                           ///< losses whose backward() was called in the step
   int last_backward = -1;                           ///< graph task of the last one

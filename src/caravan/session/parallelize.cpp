@@ -8,6 +8,7 @@
 
 #include "caravan/base/error.h"
 #include "caravan/base/text.h"
+#include "caravan/comm/calls/agree.h"
 #include "caravan/nn/loss/ignored_label.h"
 #include "caravan/optim/grad_norm.h"
 #include "caravan/session/cuts.h"
@@ -166,7 +167,7 @@ std::vector<at::Tensor> ParallelModel::whole_parameters() {
   State& state = *state_;
   state.check_in_memory("whole_parameters");
   if (!state.takes_whole && first_cut(state.engine)) {
-    state.check_no_checkpoint();
+    state.check_no_checkpoint("whole_parameters");
     state.whole = std::make_unique<WholeParameters>(state.engine);
     state.whole_step = state.step;
   }
@@ -178,7 +179,9 @@ void ParallelModel::update_whole(const std::function<void()>& update) {
   if (!state_->takes_whole) {
     refuse_model("update_whole", "has no optimizer of whole parameters", "make it from whole_parameters()");
   }
-  state_->whole ? state_->whole->update(update) : update();
+  if (!state_->whole) return all_or_none(state_->mesh.world(), update, "update of whole parameters");
+  state_->whole->update(update);
+  state_->whole_step = state_->step;
 }
 
 double ParallelModel::clip_grad_norm(double max_norm) {

@@ -100,14 +100,17 @@ class ParallelModel {
   /// The same for an optimizer that needs whole matrices, such as Muon or Shampoo: whole tensors, whatever technique
   /// shards them. Where ranks have parts, each parameter goes to one rank that holds some of it, about equally many
   /// elements to each, so this rank gets some of them, perhaps none. Such a tensor, and what an optimizer keeps for it,
-  /// take memory beside the parts; its .grad is there inside update_whole() only. A call on the first rank is one on
-  /// every rank, before the first load() or save(). Throws UsageError, naming the first parameter, for layers that are
-  /// split (tensor and expert parallelism), tiles, and state outside of the device.
+  /// take memory beside the parts; its .grad is there inside update_whole() only. Every rank calls it, before the first
+  /// load() or save(). Throws UsageError, naming the first parameter, for layers that are split (tensor and expert
+  /// parallelism), tiles, and state outside of the device.
   std::vector<at::Tensor> whole_parameters();
   /// Steps their optimizer: model.update_whole([&] { muon.step(); }). Brings parts of values and gradients to the
   /// owners, runs `update`, which sends nothing itself, and brings the values back. Every rank calls it after a step
-  /// and clip_grad_norm(). Of x bytes in n parts the ranks send 3 (n - 1) / n x; nothing where parameters are whole.
-  /// What `update` throws on one rank, all throw. The next step throws UsageError if it was forgotten after the first.
+  /// and clip_grad_norm(). Of x bytes in n parts the ranks send 3 (n - 1) / n x, and another x for each further copy of
+  /// the parts (HSDP); none of it where parameters are whole. What `update` throws on one rank, all throw. The
+  /// fourth step in a row without it, counted from whole_parameters(), load() or the last of them, throws UsageError: a
+  /// step that is to change nothing may leave it out, or give a function that does nothing. If the first three
+  /// leave a tensor as it was and change others, one rank gives a warning of torch that names it.
   void update_whole(const std::function<void()>& update);
   /// Scales the gradients of all ranks so that their common norm is at most `max_norm`, and returns the norm before.
   /// After a step, on every rank. All-reduces 560 bytes.
@@ -121,7 +124,8 @@ class ParallelModel {
   /// Whatever else goes on where it was, by a name: numbers, texts, tensors, generators, samplers, types with save and
   /// load, and an optimizer of one's own. See Kept; it outlives the model. Throws UsageError for a name that is taken
   /// or has other characters than letters, digits, - and _; and where parameters are sharded, for an optimizer that
-  /// needs whole ones and was not made of whole_parameters(). One that does not say is named a risk, on stderr.
+  /// needs whole ones, or visits state of them, and was not made of whole_parameters(). Of one that does not say,
+  /// rank 0 gives a warning of torch (c10::WarningHandler), which names the risk.
   void attach(const std::string& name, Kept kept);
   /// The newest checkpoint in `run`, if there is one: its progress, else step 0. Every rank calls it.
   Progress load(const std::filesystem::path& run);

@@ -156,7 +156,7 @@ Planned checked(const Trainable& net, const StepData& sample, const PlanOptions&
                              .rows = sample.x.size(0),
                              .num_units = static_cast<int64_t>(units.size()),
                              .fixed = options.fixed}};
-  if (!options.splits_layers) check_rows(LayoutSpace(planned.limits));
+  if (!options.splits_layers || options.optimizer.takes_whole()) check_rows(LayoutSpace(planned.limits));
   planned.step = step_of_one(net, sample, options, kept);
   if (units.size() > 1) planned.repeats = find_repeats(units, planned.step);
   return planned;
@@ -199,7 +199,7 @@ ModulePlan search_plan(const Trainable& net, const StepData& sample, const PlanO
     step.work.is_update_delayed = offload->flag("delayed_update");
   }
   bool is_complete = true;
-  if (options.splits_layers && !has_tensor(options.fixed)) {
+  if (options.splits_layers && !optimizer.takes_whole() && !has_tensor(options.fixed)) {
     FoundTensors tensors = find_tensors(step, planned.limits, candidate_options(options), kept, is_third_over);
     planned.limits.tensors = std::move(tensors.by_size);
     is_complete = tensors.is_complete;
@@ -295,7 +295,9 @@ void check_same_plan(const Session& session, const StepData& sample, const PlanO
                            {"fixed", join(techniques)},
                            {"splits_layers", options.splits_layers ? "true" : "false"},
                            {"names", to_code(tensor(options.names, {}, options.extents))},
-                           {"the optimizer", options.optimizer.is_of_torch() ? "of torch" : "of this library"},
+                           {"the optimizer", options.optimizer.takes_whole()   ? "of whole parameters"
+                                             : options.optimizer.is_of_torch() ? "of torch"
+                                                                               : "of this library"},
                            {"parallel", text_of(options.parallel)},
                            {"ranks", fmt::format("{}", options.ranks)},
                            {"most_rows", fmt::format("{}", options.most_rows)},

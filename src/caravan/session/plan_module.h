@@ -17,8 +17,9 @@ struct PlanOptions {
   /// preset_hardware({.device = "rtx-4090", .per_host = 8}), or read_hardware(file). Without hosts: what the ranks of
   /// the session are, which is measured.
   Hardware hardware{};
-  int ranks = 0;              ///< of its first devices; 0: all
-  MakeOptimizer optimizer{};  ///< none given: AdamW of this library
+  int ranks = 0;  ///< of its first devices; 0: all
+  /// None given: AdamW of this library. One of whole parameters: no layer is split.
+  MakeOptimizer optimizer{};
   /// Of all layouts but for the micro-batches, which the plan chooses.
   ParallelOptions parallel{};
   /// In all layouts, such as mixed_precision(). Of their families nothing else is chosen.

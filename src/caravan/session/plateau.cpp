@@ -2,6 +2,8 @@
 #include <charconv>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -46,6 +48,12 @@ std::string options_of(Plateau& own) {
                      fmt::join(member(Tag_min_lrs(), own), " "), member(Tag_eps(), own));
 }
 
+std::string progress_of(Plateau& own) {
+  return fmt::format("best metric {}, bad epochs {}, cooldown left {}, epochs {}", member(Tag_best(), own),
+                     member(Tag_num_bad_epochs(), own), member(Tag_cooldown_counter(), own),
+                     member(Tag_last_epoch(), own));
+}
+
 /// The options in a line, and what a metric has led to in another.
 std::string text_of(Plateau& own) {
   return fmt::format("{}\n{} {} {} {}", options_of(own), member(Tag_best(), own), member(Tag_num_bad_epochs(), own),
@@ -53,6 +61,7 @@ std::string text_of(Plateau& own) {
 }
 
 void read_text(Plateau& own, const std::string& text) {
+  if (text.empty()) return;  // of what stood in for a scheduler
   std::istringstream lines(text);
   std::string options, best;
   std::getline(lines, options);
@@ -75,6 +84,8 @@ void read_text(Plateau& own, const std::string& text) {
 
 Kept::Kept(Plateau& scheduler)
     : Kept([&scheduler] { return text_of(scheduler); },
-           [&scheduler](const std::string& text) { read_text(scheduler, text); }) {}
+           [&scheduler](const std::string& text) { read_text(scheduler, text); }) {
+  shown_ = [&scheduler] { return std::vector{progress_of(scheduler), options_of(scheduler)}; };
+}
 
 }  // namespace caravan

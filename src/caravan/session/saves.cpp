@@ -1,11 +1,11 @@
 // What ParallelModel keeps from run to run.
 #include <chrono>
-#include <cstdio>
 #include <ratio>
 #include <utility>
 #include <vector>
 
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "caravan/comm/tensor.h"
@@ -34,7 +34,7 @@ void ParallelModel::attach(Optimizer& optimizer) {
 }
 
 void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
-  state_->check_no_checkpoint();
+  state_->check_no_checkpoint("attach");
   if (state_->own_optimizer != nullptr) {
     refuse_model("attach", "an optimizer of this library has no scheduler", "give its step() the learning rate");
   }
@@ -42,14 +42,14 @@ void ParallelModel::attach(torch::optim::LRScheduler& scheduler) {
 }
 
 void ParallelModel::attach(const std::string& name, Kept kept) {
-  state_->check_no_checkpoint();
+  state_->check_no_checkpoint("attach");
   Attachments checks(state_->engine, state_->whole.get());
   checks.add(name, kept);  // throws, and here rather than in the first save
   for (const auto& [other, unused] : state_->kept) {
     if (other == name) refuse_model("attach", "'" + name + "' is attached already", "give it another name");
   }
   const std::string risk = checks.risk_of(name, kept);
-  if (!risk.empty() && state_->mesh.rank() == 0) fmt::print(stderr, "{}\n", risk);
+  if (!risk.empty() && state_->mesh.rank() == 0) TORCH_WARN(risk);
   state_->kept.emplace_back(name, std::move(kept));
 }
 

@@ -36,6 +36,13 @@ void check_attached_name(const std::string& name, const std::string& of) {
                     "is not a name of letters, digits, - and _", "", "give it another name"});
 }
 
+bool is_here(const Parameter& parameter) { return parameter.sharded().numel() > 0; }
+
+void StateChecker::state(const std::string& name, const at::Tensor& parameter, at::Tensor& /*tensor*/) {
+  check_attached_name(name, of_);
+  check_(name, *parameters_[index_of(parameter, parameters_, of_)]);
+}
+
 void StateCollector::moment(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) {
   check_attached_name(name, of_);
   const size_t index = index_of(parameter, parameters_, of_);
@@ -45,9 +52,19 @@ void StateCollector::moment(const std::string& name, const at::Tensor& parameter
         {"checkpoint", subject,
          fmt::format("is {} [{}], and the parameter {} [{}]", c10::toString(tensor.scalar_type()), join(tensor.sizes()),
                      c10::toString(parameter.scalar_type()), join(parameter.sizes())),
-         "", "keep moments in the shape and the dtype of their parameters"});
+         "",
+         "keep moments in the shape and the dtype of their parameters, and other tensors by visit.state() in place of "
+         "visit.moment()"});
   }
   if (!moments[name].emplace(index, tensor).second) refuse_twice(subject);
+}
+
+void StateCollector::state(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) {
+  check_attached_name(name, of_);
+  const size_t index = index_of(parameter, parameters_, of_);
+  if (!is_here(*parameters_[index])) return;
+  if (states[name].emplace(index, tensor).second) return;
+  refuse_twice(fmt::format("{}, {} of {}", of_, name, parameters_[index]->name()));
 }
 
 void StateCollector::number(const std::string& name, int64_t& value) { add(name, at::tensor({value})); }
@@ -65,6 +82,19 @@ void StateLoader::moment(const std::string& name, const at::Tensor& parameter, a
     tensor.copy_(saved);
   } else {
     tensor = saved.clone();
+  }
+}
+
+void StateLoader::state(const std::string& name, const at::Tensor& parameter, at::Tensor& tensor) {
+  const Parameter& of = *parameters_[index_of(parameter, parameters_, of_)];
+  if (!is_here(of)) return;
+  const at::Tensor& saved = find_(fmt::format("state.{}.{}", name, of.whole_name()), nullptr);
+  if (!saved.defined()) {
+    tensor = at::Tensor();
+  } else if (tensor.defined() && tensor.sizes() == saved.sizes()) {
+    tensor.copy_(saved);
+  } else {
+    tensor = saved.to(parameter.device(), saved.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
 }
 

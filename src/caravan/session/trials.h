@@ -64,6 +64,7 @@ struct PlannedRanks {
 /// How a rank makes its optimizer, of torch::optim from its parameters or of this library from its flat state:
 ///   [](std::vector<at::Tensor> parameters) { return std::make_unique<torch::optim::AdamW>(parameters); }
 ///   [](FlatState& state) { return std::make_unique<AdamW>(state); }
+///   MakeOptimizer::of_whole([](std::vector<at::Tensor> whole) { return std::make_unique<MyMuon>(whole); })
 class MakeOptimizer {
  public:
   MakeOptimizer() = default;  ///< none
@@ -77,14 +78,23 @@ class MakeOptimizer {
       own_ = std::move(make);
     }
   }
+  /// One of torch::optim, made of ParallelModel::whole_parameters() and stepped in update_whole().
+  template <class Function>
+  requires(std::is_invocable_v<Function, std::vector<at::Tensor>>) static MakeOptimizer of_whole(Function make) {
+    MakeOptimizer whole(std::move(make));
+    whole.takes_whole_ = true;
+    return whole;
+  }
   bool is_given() const noexcept { return own_ != nullptr || of_torch_ != nullptr; }
   bool is_of_torch() const noexcept { return of_torch_ != nullptr; }
+  bool takes_whole() const noexcept { return takes_whole_; }
   /// Makes one, and returns its update; nothing for none. `model` outlives that.
   std::function<void()> update_of(ParallelModel& model) const;
 
  private:
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> of_torch_{};
   std::function<std::unique_ptr<Optimizer>(FlatState& state)> own_{};
+  bool takes_whole_ = false;
 };
 
 /// What one rank of a job would allocate and send in a step (cost/rehearsal.h), found by running the step with nothing

@@ -1,14 +1,16 @@
 #include "caravan/session/whole_parameters.h"
 
 #include <algorithm>
-#include <optional>
+#include <array>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/memory/memory_counter.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/optim/check_on_device.h"
 
@@ -41,44 +43,39 @@ const FlatState& checked_state(Engine& engine) {
 
 WholeParameters::WholeParameters(Engine& engine)
     : engine_(engine),
-      ranks_(engine.mesh(), {checked_state(engine).pipeline_axis, engine.state().apart_axis}),
-      plan_(planned()),
-      exchange_(plan_, ranks_, engine.state().values.options()),
+      owners_(checked_state(engine), engine.mesh(), WholeUnits::parameters, "whole_parameters"),
       parameters_(engine.model().parameters()) {
-  for (size_t i = 0; i < plan_.matrices().size(); ++i) {
-    add(*engine.state().layout.slots()[plan_.matrices()[i].slot].parameter, i);
+  for (size_t i = 0; i < owners_.plan.matrices().size(); ++i) {
+    add(*engine.state().layout.slots()[owners_.plan.matrices()[i].slot].parameter, i);
   }
+  left_out_.resize(whole_.size());
+  if (engine.state().values.is_meta()) num_watched_ = kWatched;
   const at::NoGradGuard no_grad;
   gather(engine.state().values, values_);
 }
 
-MatrixPlan WholeParameters::planned() const {
-  std::optional<MatrixPlan> plan;
-  all_or_none(ranks_.mesh().world(), [&] { plan.emplace(engine_.state().layout, ranks_, WholeUnits::parameters); });
-  return std::move(*plan);
-}
-
 void WholeParameters::add(const Parameter& parameter, size_t matrix) {
-  const int owner = plan_.matrices()[matrix].owner;
+  const int owner = owners_.plan.matrices()[matrix].owner;
   std::vector<int64_t> shape = parameter.global_shape();
-  if (owner != ranks_.rank()) shape[0] = 0;
+  if (owner != owners_.ranks.rank()) shape[0] = 0;
+  const MemoryKindScope kind(MemoryKind::parameters);
   const at::Tensor tensor = at::empty(shape, engine_.state().values.options());
   Parameter& whole = *whole_.emplace_back(std::make_unique<Parameter>(parameter.name(), parameter.spec()));
   whole.set_sharded(tensor, layout_of(parameter, owner));
   whole.set_requires_grad(true);
-  values_.push_back(owner == ranks_.rank() ? tensor.detach() : at::Tensor());
+  values_.push_back(owner == owners_.ranks.rank() ? tensor.detach() : at::Tensor());
   *std::ranges::find(parameters_, &parameter) = &whole;
 }
 
 /// All rows on `owner`, of its stage.
 Layout WholeParameters::layout_of(const Parameter& parameter, int owner) const {
-  const Mesh& mesh = ranks_.mesh();
+  const Mesh& mesh = owners_.ranks.mesh();
   const std::string& stages = engine_.strategy().pipeline_axis;
   std::vector<Layout::Entry> entries;
   if (parameter.sharded_layout().has(stages)) entries.emplace_back(stages, parameter.sharded_layout()[stages]);
   for (const MeshAxis& axis : mesh.axes()) {
-    if (!ranks_.spans(axis.name())) continue;
-    entries.emplace_back(axis.name(), Shard{.owner = ranks_.coord(owner, axis.name())});
+    if (!owners_.ranks.spans(axis.name())) continue;
+    entries.emplace_back(axis.name(), Shard{.owner = owners_.ranks.coord(owner, axis.name())});
   }
   return Layout(std::move(entries)).completed(mesh, Invariant{});
 }
@@ -87,13 +84,13 @@ std::vector<at::Tensor> WholeParameters::tensors() const {
   std::vector<at::Tensor> all;
   for (const Slot& slot : engine_.state().layout.slots()) {
     if (!slot.parameter->requires_grad()) continue;
-    const auto found = std::ranges::find_if(plan_.matrices(), [&](const WholeMatrix& matrix) {
+    const auto found = std::ranges::find_if(owners_.plan.matrices(), [&](const WholeMatrix& matrix) {
       return engine_.state().layout.slots()[matrix.slot].parameter == slot.parameter;
     });
-    if (found == plan_.matrices().end()) {
+    if (found == owners_.plan.matrices().end()) {
       all.push_back(slot.parameter->sharded());  // whole on every rank, or of another stage
-    } else if (found->owner == ranks_.rank()) {
-      all.push_back(whole_[static_cast<size_t>(found - plan_.matrices().begin())]->sharded());
+    } else if (found->owner == owners_.ranks.rank()) {
+      all.push_back(whole_[static_cast<size_t>(found - owners_.plan.matrices().begin())]->sharded());
     }
   }
   return all;
@@ -102,55 +99,110 @@ std::vector<at::Tensor> WholeParameters::tensors() const {
 WholeParameters::Tensors WholeParameters::of_round(const MatrixPlan::Round& round, const Tensors& all) const {
   Tensors own;
   for (const size_t i : round.matrices) {
-    const WholeMatrix& matrix = plan_.matrices()[i];
+    const WholeMatrix& matrix = owners_.plan.matrices()[i];
     own.push_back(all[i].defined() ? all[i].view({matrix.rows, matrix.columns}) : at::Tensor());
   }
   return own;
 }
 
 void WholeParameters::gather(const FlatMemory& from, const Tensors& to) const {
+  const MemoryKindScope kind(MemoryKind::buffers);
   const std::vector<Slot>& slots = engine_.state().layout.slots();
-  for (const MatrixPlan::Round& round : plan_.rounds()) {
-    exchange_.gather(round, of_round(round, to),
-                     [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
-                       elements.copy_(from.narrow(slots[matrix.slot].sharded_offset + first, elements.numel()));
-                     });
+  for (const MatrixPlan::Round& round : owners_.plan.rounds()) {
+    owners_.exchange.gather(round, of_round(round, to),
+                            [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
+                              elements.copy_(from.narrow(slots[matrix.slot].sharded_offset + first, elements.numel()));
+                            });
   }
 }
 
+/// Of the whole values of this rank.
+WholeParameters::Tensors WholeParameters::gradients() const {
+  Tensors all;
+  {
+    const MemoryKindScope kind(MemoryKind::gradients);
+    for (const at::Tensor& value : values_) {
+      all.push_back(value.defined() ? at::empty(value.sizes(), value.options()) : at::Tensor());
+    }
+  }
+  gather(engine_.state().gradients, all);
+  return all;
+}
+
 void WholeParameters::scatter() {
+  const MemoryKindScope kind(MemoryKind::buffers);
   FlatState& state = engine_.state();
-  for (const MatrixPlan::Round& round : plan_.rounds()) {
-    exchange_.scatter(round, of_round(round, values_),
-                      [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
-                        const int64_t offset = state.layout.slots()[matrix.slot].sharded_offset + first;
-                        state.values.narrow(offset, elements.numel()).copy_(elements);
-                      });
+  for (const MatrixPlan::Round& round : owners_.plan.rounds()) {
+    owners_.exchange.scatter(round, of_round(round, values_),
+                             [&](const WholeMatrix& matrix, int64_t first, const at::Tensor& elements) {
+                               const int64_t offset = state.layout.slots()[matrix.slot].sharded_offset + first;
+                               state.values.narrow(offset, elements.numel()).copy_(elements);
+                             });
   }
 }
 
 void WholeParameters::update(const std::function<void()>& update) {
-  Tensors gradients;
-  {
-    const at::NoGradGuard no_grad;
-    for (const at::Tensor& value : values_) {
-      gradients.push_back(value.defined() ? at::empty(value.sizes(), value.options()) : at::Tensor());
-    }
-    gather(engine_.state().values, values_);
-    gather(engine_.state().gradients, gradients);
-  }
-  const auto set_gradients = [&](bool are_there) {
+  const auto set_gradients = [this](const Tensors& gradients) {
     for (size_t i = 0; i < whole_.size(); ++i) {
+      if (!values_[i].defined()) continue;
       at::Tensor tensor = whole_[i]->sharded();
-      if (gradients[i].defined()) tensor.mutable_grad() = are_there ? gradients[i] : at::Tensor();
+      tensor.mutable_grad() = gradients.empty() ? at::Tensor() : gradients[i];
     }
   };
-  set_gradients(true);
-  all_or_none(engine_.mesh().world(), update, "update of whole parameters");
-  set_gradients(false);
+  {
+    struct Drop {  // also if the update throws
+      const decltype(set_gradients)& set;
+      ~Drop() { set({}); }
+    } const drop{set_gradients};
+    {
+      const at::NoGradGuard no_grad;
+      gather(engine_.state().values, values_);
+      set_gradients(gradients());
+    }
+    const std::function<void()> see_changes = watch();
+    all_or_none(engine_.mesh().world(), update, "update of whole parameters");
+    see_changes();
+  }
   const at::NoGradGuard no_grad;
   scatter();
-  has_updated_ = true;
+}
+
+/// By value: torch's own SGD writes through data(), which counts no version.
+std::vector<double> WholeParameters::sums() const {
+  std::vector<double> all;
+  for (const at::Tensor& value : values_) all.push_back(value.defined() ? value.sum(at::kDouble).item<double>() : 0);
+  return all;
+}
+
+std::function<void()> WholeParameters::watch() {
+  if (num_watched_ == kWatched) return [] {};
+  std::vector<bool> has_gradient;  // before an update that may drop gradients
+  for (size_t i = 0; i < whole_.size(); ++i) {
+    has_gradient.push_back(values_[i].defined() && whole_[i]->sharded().grad().any().item<bool>());
+  }
+  return [this, has_gradient, before = sums()] { see_changes(before, has_gradient); };
+}
+
+void WholeParameters::see_changes(const std::vector<double>& before, const std::vector<bool>& has_gradient) {
+  const at::NoGradGuard no_grad;
+  const std::vector<double> after = sums();
+  std::vector<int> left_out = left_out_;
+  std::string unchanged;
+  for (size_t i = 0; i < after.size(); ++i) {
+    left_out[i] += has_gradient[i] && after[i] == before[i] ? 1 : 0;
+    if (left_out[i] == kWatched && unchanged.empty()) unchanged = whole_[i]->name();
+  }
+  Communicator& world = engine_.mesh().world();
+  const int64_t mark = world.size() - world.rank();  // the largest is that of the lowest rank
+  std::array<int64_t, 2> marks{after != before ? 1 : 0, unchanged.empty() ? 0 : mark};
+  take_maxima(world, marks, "update of whole parameters");
+  if (marks[0] == 0) return;
+  left_out_ = std::move(left_out);
+  ++num_watched_;
+  if (marks[1] != mark) return;
+  TORCH_WARN("update_whole: ", unchanged, " was not changed in ", kWatched,
+             " updates that changed others: its gradient is there inside update_whole() only. do: step every optimizer "
+             "of whole_parameters() inside update_whole()");
 }
 
 std::vector<Parameter*> updated_parameters(Engine& engine, const WholeParameters* whole) {

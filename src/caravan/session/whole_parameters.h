@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "caravan/engine/engine.h"
-#include "caravan/optim/matrix_exchange.h"
+#include "caravan/optim/matrix_owners.h"
 
 namespace caravan {
 
@@ -27,27 +27,33 @@ class WholeParameters {
   std::vector<at::Tensor> tensors() const;
 
   /// Brings values and gradients to the owners, runs `update`, and brings the values back. Throws what one rank throws
-  /// on all.
+  /// on all. After three updates that changed something, the lowest rank with one gives a warning of torch that names
+  /// the first tensor which they left as it was although it had a gradient. Those three send 16 bytes for it.
   void update(const std::function<void()>& update);
-  bool has_updated() const noexcept { return has_updated_; }
 
  private:
   using Tensors = std::vector<at::Tensor>;  ///< by matrix of the plan; defined: of this rank
-  MatrixPlan planned() const;
   void add(const Parameter& parameter, size_t matrix);
   Layout layout_of(const Parameter& parameter, int owner) const;
   Tensors of_round(const MatrixPlan::Round& round, const Tensors& all) const;
   void gather(const FlatMemory& from, const Tensors& to) const;
+  Tensors gradients() const;
   void scatter();
+  /// By matrix of the plan, of this rank.
+  std::vector<double> sums() const;
+  /// Before an update. What it returns looks at what has changed after it, while there is something to tell.
+  std::function<void()> watch();
+  void see_changes(const std::vector<double>& before, const std::vector<bool>& has_gradient);
 
   Engine& engine_;
-  MatrixRanks ranks_;
-  MatrixPlan plan_;
-  MatrixExchange exchange_;
+  MatrixOwners owners_;
   std::vector<std::unique_ptr<Parameter>> whole_{};  ///< by matrix of the plan
   Tensors values_{};
   std::vector<Parameter*> parameters_{};
-  bool has_updated_ = false;
+  /// Updates that are watched, of those that change something: in rounding a few small ones may be lost.
+  static constexpr int kWatched = 3;
+  int num_watched_ = 0;          ///< the same on all ranks
+  std::vector<int> left_out_{};  ///< by matrix of the plan: how many of them left the tensor of this rank as it was
 };
 
 /// What optimizers of `engine` update: WholeParameters::parameters(), or, if that is null, those of the model.
