@@ -37,6 +37,19 @@ def balance_loss(config, router_logits, rows):
     return config.router_aux_loss_coef * loss
 
 
+def of_documents(step, config, batch):
+    """What the model is given of rows of several documents, which do not see each other."""
+    if "document_ids" not in batch:
+        return {}
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        sys.exit(f"{step}: documents of a model with a sliding window are not checked: train with data.pack = \"none\"")
+    documents = batch["document_ids"]
+    length = documents.shape[1]
+    is_seen = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(is_seen.shape).masked_fill(~is_seen, torch.finfo(torch.float32).min)[:, None]
+    return {"attention_mask": mask, "position_ids": batch["position_ids"]}
+
+
 def reference(step, dump):
     """The same step by transformers: loss as the mean over the targets of the global batch."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -52,11 +65,19 @@ def reference(step, dump):
     if set(info["missing_keys"]) - tied or info["unexpected_keys"] or info["mismatched_keys"]:
         sys.exit(f"{step}: names differ from transformers: {info}")
     model.train()  # dropout is 0 in the checked modules; others must not be ignored silently
+    model.get_input_embeddings().padding_idx = None  # of which it would leave out the gradient
     has_experts = hasattr(config, "router_aux_loss_coef")
-    output = model(input_ids=ids, use_cache=False, **({"output_router_logits": True} if has_experts else {}))
+    inputs = {"input_ids": ids, "use_cache": False} | of_documents(step, config, dump["batch"])
+    added = 0
+    if has_experts:  # not by the whole model, whose own balance loss takes no mask of four dims
+        output = model.model(**inputs, output_router_logits=True)
+        logits = model.lm_head(output.last_hidden_state)
+        added = balance_loss(config, output.router_logits, len(ids))
+    else:
+        logits = model(**inputs).logits
     labels = dump["batch"]["labels"].flatten()
-    loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels, ignore_index=-100)
-    (loss + (balance_loss(config, output.router_logits, len(ids)) if has_experts else 0)).backward()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100)
+    (loss + added).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     norm = math.sqrt(sum(g.double().square().sum().item() for g in gradients.values()))
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
