@@ -271,6 +271,18 @@ double dropout_of(const PeftJson& root, const fs::path& file) {
                  fmt::format("set it to a number from 0 to {}", kMostDropout));
 }
 
+/// A tensor that belongs to nothing that has adapters here.
+[[noreturn]] void refuse_tensor(const fs::path& file, const std::string& name, const ModelConfig& model) {
+  if (model.moe.is_used() && is_of_single_expert(name)) {
+    refuse_adapter(file, fmt::format("{} is of a single expert, as transformers 4 has them", name),
+                   "load the adapters with transformers 5, which has one parameter for all experts, and save them "
+                   "again");
+  }
+  refuse_adapter(file, fmt::format("{} belongs to no linear layer of the model", name),
+                 "use adapters of this model's linear layers and experts, or with its embedding or head; routers and "
+                 "gates of shared experts have none here");
+}
+
 }  // namespace
 
 PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
@@ -298,17 +310,7 @@ PeftConfig read_peft_config(const fs::path& folder, const ModelConfig& model) {
       continue;
     }
     const auto parsed = parse_peft_tensor(name);
-    if (!parsed || !known.contains(parsed->first)) {
-      if (model.moe.is_used() && is_of_single_expert(name)) {
-        refuse_adapter(weights.path(), fmt::format("{} is of a single expert, as transformers 4 has them", name),
-                       "load the adapters with transformers 5, which has one parameter for all experts, and save them "
-                       "again");
-      }
-      refuse_adapter(
-          weights.path(), fmt::format("{} belongs to no linear layer of the model", name),
-          "use adapters of this model's linear layers and experts, or with its embedding or head; routers and "
-          "gates of shared experts have none here");
-    }
+    if (!parsed || !known.contains(parsed->first)) refuse_tensor(weights.path(), name, model);
     const auto& [module, factor] = *parsed;
     const auto& [theirs, parts, same, experts] = known.at(module);
     check_tensor(weights, name, module, factor, has_magnitudes);
