@@ -1,6 +1,5 @@
 #include "caravan/techniques/tensor/tensor_1d.h"
 
-#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -46,33 +45,6 @@ struct Axes {
   }
 };
 
-/// Parts of a layer's weights that are as equal as whole groups of heads allow: a rank with fewer heads has more
-/// features of the MLP.
-struct Parts {
-  /// Rows of a weight that begin at whole cache lines are read faster.
-  static constexpr int64_t kWholeLines = 32;
-
-  std::vector<int64_t> groups{};    ///< of heads that share keys
-  std::vector<int64_t> features{};  ///< of the MLP
-
-  Parts(const ModelConfig& config, int64_t ranks)
-      : groups(parts_of(config.num_kv_heads(), ranks)), features(static_cast<size_t>(ranks)) {
-    const int64_t hidden = config.hidden_width();
-    const int64_t rows_of_group = 2 * (config.heads / config.num_kv_heads() + 1) * config.head_width();
-    const int64_t rows_of_feature = config.arch.is_gated ? 3 : 2;
-    const int64_t rows = rows_of_group * config.num_kv_heads() + rows_of_feature * hidden;
-    const int64_t step = hidden % kWholeLines == 0 && hidden / kWholeLines >= 4 * ranks ? kWholeLines : 1;
-    int64_t rest = hidden / step - ranks;  // every rank has one
-    for (size_t rank = 0; rank < groups.size(); ++rank) {
-      const int64_t wanted = (rows / ranks - rows_of_group * groups[rank]) / rows_of_feature;
-      const int64_t more = std::clamp<int64_t>((wanted + step / 2) / step - 1, 0, rest);
-      features[rank] = (1 + more) * step;
-      rest -= more;
-    }
-    features.back() += rest * step;
-  }
-};
-
 /// A table of rows for one model.
 class Table {
  public:
@@ -82,7 +54,7 @@ class Table {
         axes_(std::move(axes)),
         stream_(axes_.on(splits_sequence ? Placement(Shard{1}) : Placement(Invariant{}))),
         splits_sequence_(splits_sequence) {
-    if (config.heads % axes_.whole.size() != 0) uneven_.emplace(config, axes_.whole.size());
+    if (config.heads % axes_.whole.size() != 0) groups_ = parts_of(config.num_kv_heads(), axes_.whole.size());
   }
 
   Plan plan() {
@@ -101,15 +73,10 @@ class Table {
 
   /// Splits `rows` of dim `dim`, equally many of each group of heads, by groups.
   Layout of_heads(int dim, int64_t rows) const {
-    if (!uneven_) return axes_.on(Shard{dim});
-    std::vector<int64_t> sizes = uneven_->groups;
+    if (groups_.empty()) return axes_.on(Shard{dim});
+    std::vector<int64_t> sizes = groups_;
     for (int64_t& size : sizes) size *= rows / config_.num_kv_heads();
     return axes_.on(Shard{dim, std::move(sizes)});
-  }
-  /// Splits dim `dim`, the features of an MLP of that width.
-  Layout of_features(int dim, int64_t hidden) const {
-    const bool is_balanced = uneven_ && !config_.moe.is_used();
-    return is_balanced ? axes_.on(Shard{dim, uneven_->features}) : axes_.shard(dim, hidden);
   }
 
   /// [out, in] split by its rows: the layer's output.
@@ -156,7 +123,7 @@ class Table {
          .inputs = is_cross ? std::vector<std::optional<Layout>>{replicate_, replicate_}
                             : std::vector<std::optional<Layout>>{replicate_}});
     add_columns(pattern + ".query", of_heads(0, config_.query_width()), config_.arch.qkv_bias);
-    const bool is_shared = !uneven_ && config_.num_kv_heads() % axes_.whole.size() != 0;
+    const bool is_shared = groups_.empty() && config_.num_kv_heads() % axes_.whole.size() != 0;
     for (const char* name : {".key", ".value"}) {
       if (is_shared) {
         add_shared_heads(pattern + name);
@@ -213,9 +180,9 @@ class Table {
 
   void add_mlp(const std::string& pattern, int64_t hidden, bool sums_up) {
     const bool has_bias = config_.arch.mlp_bias;
-    add_columns(pattern + ".up", of_features(0, hidden), has_bias);
-    if (config_.arch.is_gated) add_columns(pattern + ".gate", of_features(0, hidden), has_bias);
-    add_rows(pattern + ".down", of_features(1, hidden), has_bias, sums_up);
+    add_columns(pattern + ".up", axes_.shard(0, hidden), has_bias);
+    if (config_.arch.is_gated) add_columns(pattern + ".gate", axes_.shard(0, hidden), has_bias);
+    add_rows(pattern + ".down", axes_.shard(1, hidden), has_bias, sums_up);
   }
 
   /// Every rank routes all tokens, and computes its own experts for them. One of them adds the router's losses.
@@ -279,7 +246,7 @@ class Table {
   Axes axes_;
   Layout stream_;
   bool splits_sequence_;
-  std::optional<Parts> uneven_{};  ///< if the ranks do not have equally many heads
+  std::vector<int64_t> groups_{};  ///< of heads that share keys, by rank; empty: equally many
   Layout whole_ = axes_.on(Invariant{});
   Layout replicate_ = axes_.on(Replicate{});
   Layout summand_ = axes_.on(Partial{});

@@ -31,9 +31,11 @@ struct Tensor1dOptions {
 /// With fewer key/value heads than ranks, groups of ranks hold the same ones: the axis is factored into AXIS_kv and
 /// AXIS_group, which the plan uses instead. `mesh` then gets these axes, on every rank.
 ///
-/// If the degree does not divide the heads, ranks have whole groups of heads that share keys, one more or less, and
-/// those with fewer have more features of the MLP. Throws UsageError for a degree that exceeds these groups and does
-/// not divide the heads, or that exceeds the width of the MLP or the vocabulary, naming those that work.
+/// If the degree does not divide the heads, ranks have whole groups of heads that share keys, one more or less. The MLP
+/// is cut equally nevertheless: it ends with a sum of its own, in which all wait for the rank with most of it.
+///
+/// Throws UsageError for a degree that exceeds these groups and does not divide the heads, or that exceeds the width of
+/// the MLP or the vocabulary, naming those that work.
 Plan tensor_1d(const ModelConfig& config, Mesh& mesh, const Tensor1dOptions& options = {});
 
 }  // namespace caravan
