@@ -18,6 +18,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/formats/checkpoint/manifest.h"
+#include "caravan/recipe/is_override.h"
 #include "caravan/recipe/recipe.h"
 #include "caravan/train/agreement.h"
 #include "caravan/train/dataset/task_dataset.h"
@@ -50,11 +51,10 @@ void check_overrides(const EvaluateArguments& arguments) {
 
 /// The overrides with which texts are windows of one text, unless the user has asked for other rows.
 std::vector<std::string> as_windows(const Recipe& recipe) {
-  const auto is_of_user = [&](const char* key) { return recipe.where(key).starts_with("--set"); };
   std::vector<std::string> set;
   if (recipe.data.has_chats()) return set;
-  if (recipe.data.packs_documents() && !is_of_user("data.pack")) set.emplace_back("data.pack=none");
-  if (recipe.data.fills_best() && !is_of_user("data.fill")) set.emplace_back("data.fill=stream");
+  if (recipe.data.packs_documents() && !is_override(recipe, "data.pack")) set.emplace_back("data.pack=none");
+  if (recipe.data.fills_best() && !is_override(recipe, "data.fill")) set.emplace_back("data.fill=stream");
   return set;
 }
 

@@ -17,6 +17,7 @@
 #include "caravan/plan/neighbours.h"
 #include "caravan/plan/plan_text.h"
 #include "caravan/plan/search.h"
+#include "caravan/recipe/is_override.h"
 #include "caravan/recipe/layout.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/registry/compose.h"
@@ -35,8 +36,7 @@ constexpr size_t kReasonsToShow = 2;
 std::vector<std::pair<const RecipeKey*, RecipeValue>> fixed_keys(const Recipe& recipe) {
   std::vector<std::pair<const RecipeKey*, RecipeValue>> fixed;
   for (const RecipeKey& key : recipe_keys()) {
-    const auto given = recipe.locations.find(key.name);
-    if (given == recipe.locations.end() || !given->second.starts_with("--set") || !is_layout_key(key.name)) continue;
+    if (!is_override(recipe, key.name) || !is_layout_key(key.name)) continue;
     const RecipeValue value = key.get(recipe);
     if (value != RecipeValue("auto")) fixed.emplace_back(&key, value);
   }

@@ -6,6 +6,7 @@
 #include "caravan/base/text.h"
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/nn/model_fields.h"
+#include "caravan/recipe/is_override.h"
 #include "caravan/recipe/key_kinds.h"
 
 namespace caravan {
@@ -151,7 +152,7 @@ RecipeKey model_kind() {
 
 void forget_architecture(Recipe& recipe) {
   for (const ModelField& field : model_fields()) {
-    if (field.is_architecture() && !recipe.where(field.key).starts_with("--set")) recipe.locations.erase(field.key);
+    if (field.is_architecture() && !is_override(recipe, field.key)) recipe.locations.erase(field.key);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/recipe/is_override.h"
 
 namespace caravan {
 namespace {
@@ -73,11 +74,6 @@ std::vector<StepPoint> points_in(std::istream& in, const std::string& file) {
   }
   if (points.empty()) refuse_line(file, "has no points");
   return points;
-}
-
-bool is_override(const Recipe& recipe, const char* key) {
-  const auto found = recipe.locations.find(key);
-  return found != recipe.locations.end() && found->second.starts_with("--set");
 }
 
 /// Those that the schedule follows.

@@ -20,7 +20,7 @@ void read_points_file(Recipe& recipe, const std::filesystem::path& folder);
 /// Points from step 0 or 1 have their own warm-up: if optimizer.warmup_steps is not given, it becomes 0.
 void choose_warmup(Recipe& recipe);
 
-/// A note about points and the warm-up, of which one hides the other; "": none.
+/// A note if the warm-up hides points, or if choose_warmup() has left it out; "": none.
 std::string warmup_note(const Recipe& recipe);
 
 }  // namespace caravan

@@ -14,6 +14,7 @@
 #include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/formats/huggingface/architectures/architecture_row.h"
 #include "caravan/recipe/init_from.h"
+#include "caravan/recipe/is_override.h"
 #include "caravan/recipe/key_kinds.h"
 #include "caravan/recipe/points_file.h"
 #include "caravan/recipe/recipe_key.h"
@@ -152,7 +153,7 @@ std::set<std::string> used_keys(const Recipe& recipe) {
 void drop_unused(Recipe& recipe, const std::set<std::string>& used_in_file) {
   const Recipe defaults;
   for (const RecipeKey& key : recipe_keys()) {
-    const bool is_of_file = used_in_file.contains(key.name) && !recipe.where(key.name).starts_with("--set");
+    const bool is_of_file = used_in_file.contains(key.name) && !is_override(recipe, key.name);
     if (!is_of_file || key.idle(recipe).empty()) continue;
     key.set(recipe, key.get(defaults));
     recipe.locations.erase(key.name);
@@ -252,7 +253,7 @@ void check_whole(Recipe& recipe) {
 /// The fill that a run gives is that of its data.format: if an override changes that, chats in place of texts, or texts
 /// in place of chats, have their own default.
 void forget_fill_of_other_format(Recipe& recipe, bool had_chats) {
-  if (recipe.data.has_chats() == had_chats || recipe.where("data.fill").starts_with("--set")) return;
+  if (recipe.data.has_chats() == had_chats || is_override(recipe, "data.fill")) return;
   recipe.data.fill = Recipe().data.fill;
   recipe.locations.erase("data.fill");
 }
@@ -262,7 +263,7 @@ void forget_fill_of_other_format(Recipe& recipe, bool had_chats) {
 Recipe parse_recipe(const std::string& toml, const std::string& source, const std::vector<std::string>& overrides,
                     RecipeWriter writer) {
   Recipe recipe;
-  if (writer == RecipeWriter::run) {  // as before there were these keys
+  if (writer == RecipeWriter::run) {  // what runs had before there were these keys
     recipe.data.fill = "stream";
     recipe.model.lora.experts = false;
   }
@@ -292,11 +293,10 @@ bool is_of_run(const std::filesystem::path& file) {
 }
 
 void follow_moved_run(Recipe& recipe, const std::filesystem::path& run) {
-  const auto is_of_file = [&](const char* key) { return !recipe.where(key).starts_with("--set"); };
   const std::filesystem::path before = recipe.checkpoint.dir;
-  if (is_of_file("checkpoint.dir")) recipe.checkpoint.dir = run.string();
+  if (!is_override(recipe, "checkpoint.dir")) recipe.checkpoint.dir = run.string();
   const bool is_runs_own = !before.empty() && recipe.data.tokenizer == (before / "tokenizer.json").string();
-  if (is_runs_own && is_of_file("data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
+  if (is_runs_own && !is_override(recipe, "data.tokenizer")) recipe.data.tokenizer = (run / "tokenizer.json").string();
 }
 
 /// Nothing if it cannot be read. Throws UsageError if the file is too long; it may be a device without an end.
