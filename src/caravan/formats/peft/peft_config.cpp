@@ -30,8 +30,6 @@ constexpr std::string_view kAnyParent = ".*\\.";
   throw DataError({"adapter", file.string(), fact, "", action});
 }
 
-std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
-
 PeftJson read_adapter_json(const fs::path& file) {
   std::error_code error;
   if (!fs::exists(file, error)) {
@@ -351,13 +349,11 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
   for (const LinearShape& layer : adapted_layers(config)) adapted.insert(layer.name);
   const std::vector<PeftLayer> layers = peft_layers(config);
   std::vector<std::string> targets, parameters;
-  bool has_layers_by_weight = false;
   nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), alphas = ranks;
   for (const PeftLayer& layer : layers) {
     const auto parts = std::ranges::count_if(layer.ours, [&](const auto& name) { return adapted.contains(name); });
     if (parts == 0) continue;
     const bool is_by_weight = peft_names_by_weight(config, layer);
-    has_layers_by_weight = has_layers_by_weight || is_by_weight;
     (layer.experts > 0 || is_by_weight ? parameters : targets)
         .push_back(is_by_weight ? layer.theirs + ".weight" : layer.theirs);
     if (parts == 1) continue;  // otherwise one adapter with the ranks of all
@@ -389,7 +385,7 @@ std::string peft_config(const ModelConfig& config, const std::string& base_model
                                     {"use_rslora", lora.rslora},
                                     {"use_dora", lora.dora},
                                     // PEFT has none of parameters.
-                                    {"lora_dropout", has_layers_by_weight ? 0.0 : lora.dropout},
+                                    {"lora_dropout", parameters.empty() ? lora.dropout : 0.0},
                                     {"target_modules", targets},
                                     {"target_parameters", parameters.empty() ? PeftJson() : PeftJson(parameters)},
                                     {"rank_pattern", ranks},

@@ -94,7 +94,7 @@ void add_saved(std::vector<PeftWhole>& wholes, const ModelConfig& config) {
     const std::string& theirs = row.theirs.front();
     const std::string ours = is_head && config.ties_head() ? "embedding.token.weight" : row.ours.front();
     const std::string layer = theirs.substr(0, theirs.size() - kWeight.size());
-    wholes.push_back({std::string(kPrefix) + theirs, ours, layer.substr(layer.rfind('.') + 1), saved});
+    wholes.push_back({std::string(kPrefix) + theirs, ours, last_name(layer), saved});
   }
 }
 

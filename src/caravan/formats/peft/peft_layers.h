@@ -13,6 +13,9 @@ namespace caravan {
 
 // The layers and tensors of Hugging Face's PEFT.
 
+/// "q_proj" of "model.layers.0.self_attn.q_proj".
+inline std::string last_name(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
 /// A linear layer of Hugging Face, and the layers of Model that it fuses: three for GPT-2's c_attn. Or a parameter that
 /// has a matrix for each expert (target_parameters of PEFT), and the tables of experts that it fuses.
 struct PeftLayer {
