@@ -21,17 +21,9 @@ constexpr std::chrono::milliseconds kLookAgain{20};
 /// The first word of a record of windows, and of one of sequences, whose number is known.
 constexpr const char* kWindowsMagic = "caravan-shard-2";
 constexpr const char* kSequencesMagic = "caravan-shard-3";
-/// The same of chats, which are counted.
-constexpr const char* kChatWindowsMagic = "caravan-shard-4";
-constexpr const char* kChatSequencesMagic = "caravan-shard-5";
 
 /// Thrown to end the building thread. Never leaves this file.
 struct StreamsCancelled {};
-
-const char* magic_of(const ShardRecord& record) {
-  if (record.chats) return record.num_sequences ? kChatSequencesMagic : kChatWindowsMagic;
-  return record.num_sequences ? kSequencesMagic : kWindowsMagic;
-}
 
 std::string to_text(const ShardRecord& record) {
   std::string text = fmt::format("{} {} {} {} {} {:d}", record.content.high, record.content.low, record.num_tokens,
@@ -53,7 +45,8 @@ std::istream& operator>>(std::istream& in, ShardRecord& record) {
 
 /// The line of a file: the record, and a hash of it.
 std::string line_of(const ShardRecord& record) {
-  const std::string text = fmt::format("{} {}", magic_of(record), to_text(record));
+  const std::string text =
+      fmt::format("{} {}", record.num_sequences ? kSequencesMagic : kWindowsMagic, to_text(record));
   ContentHasher hasher;
   hasher.update(text);
   return text + " " + hasher.value().hex();
