@@ -13,15 +13,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{500};  // for a departed rank to publish why
 constexpr int kPollsPerCheck = 64;
-constexpr int kSpinsOnOwnCore = 1000;
 // About a millisecond. Others get the core at once, and the wake-up of a sleeping core takes 50 us and more in a
 // virtual machine, as long as many a wait for a slower rank.
 constexpr int kYieldsOnOwnCore = 2000;
 
-// Spinning helps only while the awaited rank is running on another core.
-int spins_before_yield(int num_ranks, int num_cores) {
-  if (num_cores == 0) num_cores = static_cast<int>(usable_cores().size());
-  return num_ranks <= num_cores ? kSpinsOnOwnCore : 10;
+bool have_own_cores(int num_ranks, int num_cores) {
+  return num_ranks <= (num_cores == 0 ? static_cast<int>(usable_cores().size()) : num_cores);
 }
 
 }  // namespace
@@ -37,7 +34,7 @@ SharedEngine::SharedEngine(std::shared_ptr<Segment> segment, int world_rank, std
       watch_(std::move(watch)),
       is_part_(!world_ranks.empty()),
       world_ranks_(std::move(world_ranks)),
-      spins_(spins_before_yield(segment_->num_ranks(), num_cores)) {
+      has_own_core_(have_own_cores(segment_->num_ranks(), num_cores)) {
   for (int rank = static_cast<int>(world_ranks_.size()); rank < segment_->num_ranks(); ++rank) {
     world_ranks_.push_back(rank);
   }
@@ -85,7 +82,7 @@ void SharedEngine::poll() {
 
 void SharedEngine::wait(SharedCommunicator& communicator, const TaskQueue& queue, const Operation& operation) {
   StallTimer stall(queue.num_moves());
-  Backoff backoff(spins_, spins_ == kSpinsOnOwnCore ? kYieldsOnOwnCore : Backoff::kYields);
+  Backoff backoff(spins(), has_own_core_ ? kYieldsOnOwnCore : Backoff::kYields);
   while (!operation.complete) {
     const SideWork side_work = side_work_ ? side_work_() : SideWork::none;
     if (operation.complete) break;

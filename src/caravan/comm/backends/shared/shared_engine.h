@@ -59,7 +59,7 @@ class SharedEngine {
 
   const CommOptions& options() const noexcept { return options_; }
   /// Number of polls before a wait yields the core.
-  int spins() const noexcept { return spins_; }
+  int spins() const noexcept { return has_own_core_ ? kSpinsOnOwnCore : kSpinsOnSharedCore; }
 
   /// Ends the world on all ranks. The first call's text is the one they report. From any thread.
   void abort(int world_rank, std::string_view text) noexcept;
@@ -81,6 +81,8 @@ class SharedEngine {
   std::exception_ptr peer_failure(const SharedCommunicator& communicator, const Descriptor& call) const;
 
  private:
+  static constexpr int kSpinsOnOwnCore = 1000, kSpinsOnSharedCore = 10;
+
   using Clock = std::chrono::steady_clock;
 
   std::exception_ptr left_or_late(const SharedCommunicator& communicator, const TaskQueue& queue,
@@ -100,7 +102,7 @@ class SharedEngine {
   std::string lost_;  // text of the first lost peer: it may have died while writing the world's failure record
   std::vector<SharedCommunicator*> communicators_;
   size_t outstanding_ = 0;
-  int spins_;
+  bool has_own_core_;  ///< spinning helps only while the awaited rank is running on another one
   int idle_polls_ = 0;
   Periodic process_check_{kProcessCheckInterval};
 };
