@@ -24,15 +24,15 @@ MemoryOf::~MemoryOf() {
   source = nullptr;
 }
 
-void* allocate_data(size_t bytes) {
-  if (source == nullptr) return std::malloc(bytes);
+std::byte* allocate_data(size_t bytes) {
+  if (source == nullptr) return static_cast<std::byte*>(std::malloc(bytes));
   std::shared_ptr<void> block = source->allocate(bytes);
-  void* const data = block.get();
+  auto* const data = static_cast<std::byte*>(block.get());
   blocks[data] = std::move(block);
   return data;
 }
 
-void free_data(void* data) noexcept {
+void free_data(std::byte* data) noexcept {
   if (blocks.erase(data) == 0) std::free(data);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace caravan::testing {
 namespace {
@@ -79,14 +80,33 @@ T combine(ReduceOp op, T a, T b) {
 
 }  // namespace
 
+Data::Data(int64_t count, Dtype dtype) : count_(count), dtype_(dtype) {
+  if (count == 0) return;
+  bytes_.reset(allocate_data(num_bytes()));
+  std::memset(bytes(), 0, num_bytes());
+}
+
+Data::Data(const Data& other) : Data(other.count_, other.dtype_) {
+  if (count_ > 0) std::memcpy(bytes(), other.bytes(), num_bytes());
+}
+
 Data Data::copy_of_part(int64_t begin, int64_t count) const {
   Data out(count, dtype_);
-  const auto first = bytes_.begin() + begin * size_bytes(dtype_);
-  std::copy(first, first + count * size_bytes(dtype_), out.bytes_.begin());
+  if (count > 0) std::memcpy(out.bytes(), bytes() + begin * size_bytes(dtype_), out.num_bytes());
   return out;
 }
 
-void Data::append(const Data& other) { bytes_.insert(bytes_.end(), other.bytes_.begin(), other.bytes_.end()); }
+void Data::append(const Data& other) {
+  Data both(count_ + other.count_, dtype_);
+  if (count_ > 0) std::memcpy(both.bytes(), bytes(), num_bytes());
+  if (other.count_ > 0) std::memcpy(both.bytes() + num_bytes(), other.bytes(), other.num_bytes());
+  *this = std::move(both);
+}
+
+bool Data::operator==(const Data& other) const {
+  return count_ == other.count_ && dtype_ == other.dtype_ &&
+         (count_ == 0 || std::memcmp(bytes(), other.bytes(), num_bytes()) == 0);
+}
 
 Data input_of(int rank, int64_t count, Dtype dtype, int salt) {
   Data data(count, dtype);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,42 +26,44 @@ class MemoryOf {
   MemoryOf& operator=(const MemoryOf&) = delete;
 };
 
-void* allocate_data(size_t bytes);
-void free_data(void* data) noexcept;
+std::byte* allocate_data(size_t bytes);
+void free_data(std::byte* data) noexcept;
 
-template <class T>
-struct DataAllocator {
-  using value_type = T;
-  DataAllocator() = default;
-  template <class U>
-  DataAllocator(const DataAllocator<U>&) {}  // NOLINT: allocators convert
-  T* allocate(size_t count) { return static_cast<T*>(allocate_data(count * sizeof(T))); }
-  void deallocate(T* data, size_t) noexcept { free_data(data); }
-  bool operator==(const DataAllocator&) const = default;
+struct FreeData {
+  void operator()(std::byte* data) const noexcept { free_data(data); }
 };
 
-/// Elements in 64-byte aligned memory.
+/// Elements, zeros at first. Copied, compared and cleared as a whole: a vector with an allocator of its own would do it
+/// byte by byte, which is most of the time of these tests under ThreadSanitizer.
 class Data {
  public:
   Data() = default;
-  Data(int64_t count, Dtype dtype) : bytes_(static_cast<size_t>(count * size_bytes(dtype))), dtype_(dtype) {}
+  Data(int64_t count, Dtype dtype);
+  Data(const Data& other);
+  Data(Data&& other) noexcept = default;
+  Data& operator=(const Data& other) { return *this = Data(other); }
+  Data& operator=(Data&& other) noexcept = default;
+  ~Data() = default;
 
   Dtype dtype() const { return dtype_; }
-  int64_t count() const { return static_cast<int64_t>(bytes_.size()) / size_bytes(dtype_); }
-  std::byte* bytes() { return bytes_.data(); }
-  const std::byte* bytes() const { return bytes_.data(); }
+  int64_t count() const { return count_; }
+  std::byte* bytes() { return bytes_.get(); }
+  const std::byte* bytes() const { return bytes_.get(); }
 
-  Buffer buffer() { return {bytes_.data(), count(), dtype_, {}}; }
-  ConstBuffer const_buffer() const { return {bytes_.data(), count(), dtype_}; }
+  Buffer buffer() { return {bytes(), count_, dtype_, {}}; }
+  ConstBuffer const_buffer() const { return {bytes(), count_, dtype_}; }
   /// Elements begin .. begin + count, for verbs that work in place.
-  Buffer part(int64_t begin, int64_t count) { return {bytes_.data() + begin * size_bytes(dtype_), count, dtype_, {}}; }
+  Buffer part(int64_t begin, int64_t count) { return {bytes() + begin * size_bytes(dtype_), count, dtype_, {}}; }
   Data copy_of_part(int64_t begin, int64_t count) const;
   void append(const Data& other);
 
-  bool operator==(const Data&) const = default;  ///< compares bits
+  bool operator==(const Data& other) const;  ///< compares bits
 
  private:
-  std::vector<std::byte, DataAllocator<std::byte>> bytes_;
+  size_t num_bytes() const { return static_cast<size_t>(count_ * size_bytes(dtype_)); }
+
+  std::unique_ptr<std::byte, FreeData> bytes_;
+  int64_t count_ = 0;
   Dtype dtype_ = Dtype::fp32;
 };
 
