@@ -19,30 +19,44 @@ CARAVAN_INLINE Quad load_quad(const void* from) {
 }
 CARAVAN_INLINE void store_quad(Quad quad, void* to) { std::memcpy(to, &quad, sizeof(quad)); }
 
-/// Of 32-bit elements, in squares of 4.
+/// Of 32-bit elements, in squares of 4, and these in blocks, so that lines of the cache are read and written whole.
 struct Transpose {
+  static constexpr int64_t kSquare = 4, kRows = 32, kColumns = 16;
+
+  CARAVAN_INLINE void square(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
+    const Quad a = load_quad(from), b = load_quad(from + from_stride);
+    const Quad c = load_quad(from + 2 * from_stride), d = load_quad(from + 3 * from_stride);
+    const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const Quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    store_quad(__builtin_shufflevector(ab, cd, 0, 1, 4, 5), to);
+    store_quad(__builtin_shufflevector(ab, cd, 2, 3, 6, 7), to + to_stride);
+    store_quad(__builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), to + 2 * to_stride);
+    store_quad(__builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7), to + 3 * to_stride);
+  }
+
   CARAVAN_INLINE void run(const uint32_t* from, int64_t from_stride, int64_t rows, int64_t columns, uint32_t* to,
                           int64_t to_stride) {
-    const int64_t whole_rows = rows / 4 * 4, whole_columns = columns / 4 * 4;
+    const int64_t whole_rows = rows / kSquare * kSquare, whole_columns = columns / kSquare * kSquare;
     for (int64_t i = 0; i < columns; ++i) {
       for (int64_t row = i < whole_columns ? whole_rows : 0; row < rows; ++row) {
         // Pairs of 16 bits may begin anywhere.
         std::memcpy(to + i * to_stride + row, from + row * from_stride + i, sizeof(uint32_t));
       }
     }
-    // Rows may be a power of two apart: each is read to its end while it is in the cache.
-    for (int64_t row = 0; row < whole_rows; row += 4) {
-      for (int64_t i = 0; i < whole_columns; i += 4) {
-        const uint32_t* at = from + row * from_stride + i;
-        const Quad a = load_quad(at), b = load_quad(at + from_stride);
-        const Quad c = load_quad(at + 2 * from_stride), d = load_quad(at + 3 * from_stride);
-        const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-        const Quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-        uint32_t* into = to + i * to_stride + row;
-        store_quad(__builtin_shufflevector(ab, cd, 0, 1, 4, 5), into);
-        store_quad(__builtin_shufflevector(ab, cd, 2, 3, 6, 7), into + to_stride);
-        store_quad(__builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), into + 2 * to_stride);
-        store_quad(__builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7), into + 3 * to_stride);
+    for (int64_t row = 0; row < whole_rows; row += kRows) {
+      for (int64_t i = 0; i < whole_columns; i += kColumns) {
+        const int64_t num_rows = std::min(kRows, whole_rows - row), num_columns = std::min(kColumns, whole_columns - i);
+        block(from + row * from_stride + i, from_stride, num_rows, num_columns, to + i * to_stride + row, to_stride);
+      }
+    }
+  }
+
+  /// Rows may be a power of two apart: each is read to the end of its line while that is in the cache.
+  CARAVAN_INLINE void block(const uint32_t* from, int64_t from_stride, int64_t rows, int64_t columns, uint32_t* to,
+                            int64_t to_stride) {
+    for (int64_t row = 0; row < rows; row += kSquare) {
+      for (int64_t i = 0; i < columns; i += kSquare) {
+        square(from + row * from_stride + i, from_stride, to + i * to_stride + row, to_stride);
       }
     }
   }
