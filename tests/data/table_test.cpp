@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "caravan/data/chat/chat_template.h"
+#include "caravan/data/files/record.h"
 #include "caravan/data/files/text_file.h"
 #include "caravan/data/files/text_paths.h"
 #include "tests/data/support.h"
@@ -58,6 +59,33 @@ TEST_P(Tables, ADamagedFileIsRefused) {
   const std::string content = read_file(path());
   write_file(folder / "cut", content.substr(0, content.size() / 2));
   EXPECT_THAT(message_of<DataError>([&] { documents(folder / "cut", "text"); }), HasSubstr("cut: "));
+}
+
+TEST_P(Tables, EachRowIsARecord) {
+  if (!reads_tables()) GTEST_SKIP() << "built without Apache Arrow";
+  const auto records = [&](const RecordFields& fields, bool skips_bad_lines = false) {
+    const TextFormat format{.skips_bad_lines = skips_bad_lines, .record = std::make_shared<const RecordFields>(fields)};
+    const TextFile file(path(), folder / "cache", format, DataObserver::none());
+    std::vector<std::string> found;
+    for (const std::string_view document : file.documents()) {
+      const Record one = Record::from_json(document);
+      found.push_back(std::to_string(one.line) + " " + one.first + "|" + one.second + "|" + one.label + "|" +
+                      one.third);
+    }
+    return found;
+  };
+  EXPECT_THAT(records({.first = "meta.body", .label = "id"}),
+              ElementsAre("1 body 0||1|", "2 body 1||2|", "3 body 2||3|", "4 body 3||4|", "5 body 4||5|"));
+  const RecordFields preference{.first = "meta.body", .second = "text", .third = "long"};
+  EXPECT_THAT(records(preference, /*skips_bad_lines=*/true),
+              ElementsAre("1 body 0|Call me Ishmael.||Call me Ishmael.", "4 body 3|Some years ago||Some years ago",
+                          "5 body 4|é €||é €"));
+  EXPECT_THAT(message_of<DataError>([&] { records(preference); }),
+              HasSubstr(std::string(GetParam()) + ":2: its field text is an empty text"));
+  EXPECT_THAT(message_of<DataError>([&] { records({.first = "text", .label = "idd"}); }),
+              AllOf(HasSubstr("has no column idd; its columns are id, text, long, meta"), HasSubstr("such as id")));
+  EXPECT_THAT(message_of<DataError>([&] { records({.first = "meta.bdy", .label = "id"}); }),
+              AllOf(HasSubstr(":1: has no field meta.bdy"), HasSubstr("name the field")));
 }
 
 /// As the same chats in JSON lines: members that a message lacks, and rows without tools, are not there.

@@ -83,7 +83,7 @@ RecipeKey data_tokenizer() {
           }};
 }
 
-/// A field of JSON lines that every line has.
+/// A field of JSON lines that every line has, or a column of tables.
 RecipeKey field_name(KeyName name, std::string help, Field<std::string> field) {
   RecipeKey key = text(std::move(name), std::move(help), std::move(field));
   key.set = [set = key.set](Recipe& recipe, const RecipeValue& value) -> std::string {
@@ -156,30 +156,30 @@ std::vector<RecipeKey> task_keys() {
                     FIELD(data.task.span_length), {1, 1000}),
                {"spans"}),
       of_tasks(text({"data.pair_field", OnResume::content},
-                    "classify: field of JSON lines that has a second text; \"\": there is one text",
+                    "classify: field or column that has a second text; \"\": there is one text",
                     FIELD(data.task.pair_field)),
                {"classify"}),
       of_tasks(field_name({"data.label_field", OnResume::content},
-                          "classify: field of JSON lines that has the class, a name or a whole number",
+                          "classify: field or column that has the class, a name or a whole number",
                           FIELD(data.task.label_field)),
                {"classify"}),
       of_tasks(class_names(), {"classify"}),
-      of_tasks(field_name({"data.source_field", OnResume::content}, "pairs: field of JSON lines that has the source",
+      of_tasks(field_name({"data.source_field", OnResume::content}, "pairs: field or column that has the source",
                           FIELD(data.task.source_field)),
                {"pairs"}),
-      of_tasks(field_name({"data.target_field", OnResume::content}, "pairs: field of JSON lines that has the target",
+      of_tasks(field_name({"data.target_field", OnResume::content}, "pairs: field or column that has the target",
                           FIELD(data.task.target_field)),
                {"pairs"}),
       of_tasks(field_name({"data.prompt_field", OnResume::content},
-                          "preference: field of JSON lines that has the prompt; chats may have it in both answers",
+                          "preference: field or column that has the prompt; chats may have it in both answers",
                           FIELD(data.task.preference.prompt_field)),
                {"preference"}),
       of_tasks(field_name({"data.chosen_field", OnResume::content},
-                          "preference: field of JSON lines that has the preferred answer",
+                          "preference: field or column that has the preferred answer",
                           FIELD(data.task.preference.chosen_field)),
                {"preference"}),
       of_tasks(field_name({"data.rejected_field", OnResume::content},
-                          "preference: field of JSON lines that has the other answer",
+                          "preference: field or column that has the other answer",
                           FIELD(data.task.preference.rejected_field)),
                {"preference"}),
   };
@@ -206,7 +206,7 @@ std::vector<RecipeKey> text_keys() {
                "a file with the chat template; \"\": that of the tokenizer's folder", FIELD(data.chat_template)),
           [](const Recipe& recipe) { return recipe.data.has_chats(); }, "is used with data.format = \"chat\" only"),
       of_tasks(text({"data.field", OnResume::content},
-                    "field of JSON lines that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
+                    "field or column that has the text, or the messages of a chat; \"\": \"text\" or \"messages\"",
                     FIELD(data.field)),
                {"next", "masked", "spans", "classify"}),
       boolean({"data.skip_bad_lines", OnResume::content},

@@ -50,12 +50,16 @@ void require_tables(const fs::path& path) {
                    table_object().missing, kWithoutTables});
 }
 
-void check_outcome(const fs::path& path, const std::string& field, const char* what, const TableOutcome& outcome) {
+/// `key`: what names the column in a recipe; "": one of several keys.
+void check_outcome(const fs::path& path, std::string_view key, const TableOutcome& outcome) {
   if (outcome.fact.empty()) return;
-  throw DataError({"data", path.string(), outcome.fact, "",
-                   outcome.columns.empty() ? fmt::format("name a whole file with a column of {}", what)
-                                           : fmt::format("name the column that has the {}, such as data.field = \"{}\"",
-                                                         what, nearest(field, outcome.columns))});
+  std::string action = "name a whole file, and columns of texts, numbers, lists or objects";
+  if (!outcome.columns.empty()) {
+    const std::string& column = nearest(outcome.missing, outcome.columns);
+    action = key.empty() ? fmt::format("name a column of the table, such as {}", column)
+                         : fmt::format("name another column, such as {} = \"{}\"", key, column);
+  }
+  throw DataError({"data", path.string(), outcome.fact, "", std::move(action)});
 }
 
 }  // namespace
@@ -73,19 +77,17 @@ void read_table(const fs::path& path, const std::string& field,
   require_tables(path);
   TableOutcome outcome;
   table_object().read(path.string(), field, take, outcome);
-  check_outcome(path, field, "text", outcome);
+  check_outcome(path, "data.field", outcome);
 }
 
-void read_table_objects(const fs::path& path, const std::string& field, const std::vector<std::string>& others,
+void read_table_objects(const fs::path& path, const TableColumns& columns, const std::string& key,
                         const std::function<void(int64_t number, std::string_view json)>& take) {
   require_tables(path);
-  std::vector<std::string> fields{field};
-  fields.insert(fields.end(), others.begin(), others.end());
   TableOutcome outcome;
   int64_t number = 0;
   table_object().read_objects(
-      path.string(), fields, [&](std::string_view json) { take(++number, json); }, outcome);
-  check_outcome(path, field, "messages", outcome);
+      path.string(), columns, [&](std::string_view json) { take(++number, json); }, outcome);
+  check_outcome(path, key, outcome);
 }
 
 }  // namespace caravan

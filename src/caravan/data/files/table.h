@@ -29,21 +29,28 @@ inline constexpr const char* kWithoutTables =
 void read_table(const std::filesystem::path& path, const std::string& field,
                 const std::function<void(std::string_view text)>& take);
 
-/// Calls `take` with each row of the table as a JSON object that has `field`, which may be of any kind, and, of the
-/// columns `others`, those that the table has. A member of an object without a value is left out; `number` counts rows
-/// from 1. Throws as read_table.
-void read_table_objects(const std::filesystem::path& path, const std::string& field,
-                        const std::vector<std::string>& others,
+/// Of which columns read_table_objects makes objects. "meta.label" is a member of the column meta, unless there is a
+/// column of that name.
+struct TableColumns {
+  std::vector<std::string> needed;    ///< a table without one of them is refused
+  std::vector<std::string> others{};  ///< read if the table has them
+  bool reads_json = false;            ///< a text that is JSON becomes it: columns of messages may have it
+};
+
+/// Calls `take` with each row of the table as a JSON object of these columns. A member of an object without a value is
+/// left out; `number` counts rows from 1. Throws as read_table; `key` is what names the first column in a recipe.
+void read_table_objects(const std::filesystem::path& path, const TableColumns& columns, const std::string& key,
                         const std::function<void(int64_t number, std::string_view json)>& take);
 
 /// The library's result for a table: see caravan_read_table in table_object.cpp.
 struct TableOutcome {
-  std::string fact;                  ///< what is wrong; "": nothing
-  std::vector<std::string> columns;  ///< the existing columns, if there is no such text column
+  std::string fact;                    ///< what is wrong; "": nothing
+  std::string missing{};               ///< the column that the table lacks
+  std::vector<std::string> columns{};  ///< the existing columns, if it lacks one
 };
 using ReadTable = void(const std::string& path, const std::string& field,
                        const std::function<void(std::string_view text)>& take, TableOutcome& outcome);
-using ReadTableObjects = void(const std::string& path, const std::vector<std::string>& fields,
+using ReadTableObjects = void(const std::string& path, const TableColumns& columns,
                               const std::function<void(std::string_view json)>& take, TableOutcome& outcome);
 
 }  // namespace caravan

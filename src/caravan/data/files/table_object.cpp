@@ -6,6 +6,8 @@
 #include <arrow/ipc/reader.h>
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
+#include <functional>
+#include <map>
 #include <memory>
 #include <parquet/arrow/reader.h>
 #include <parquet/schema.h>
@@ -39,7 +41,7 @@ void list_texts(const arrow::FieldVector& fields, const std::string& prefix, std
 }
 
 TableOutcome missing_column(const arrow::Schema& schema, const std::string& field) {
-  TableOutcome outcome{.fact = "has no column of text " + field, .columns = {}};
+  TableOutcome outcome{.fact = "has no column of text " + field, .missing = field};
   list_texts(schema.fields(), "", outcome.columns);
   outcome.fact += outcome.columns.empty() ? ", and no other one: its columns are " : "; its columns are ";
   for (int i = 0; i < schema.num_fields(); ++i) {
@@ -119,6 +121,10 @@ nlohmann::ordered_json value_of(const arrow::Array& column, int64_t row) {
     case arrow::Type::LIST: return list_of<arrow::ListArray>(column, row);
     case arrow::Type::LARGE_LIST: return list_of<arrow::LargeListArray>(column, row);
     case arrow::Type::STRUCT: return object_of(column, row);
+    case arrow::Type::DICTIONARY: {
+      const auto& coded = static_cast<const arrow::DictionaryArray&>(column);
+      return value_of(*coded.dictionary(), coded.GetValueIndex(row));
+    }
     case arrow::Type::BOOL: return static_cast<const arrow::BooleanArray&>(column).Value(row);
     case arrow::Type::INT8: return static_cast<const arrow::Int8Array&>(column).Value(row);
     case arrow::Type::INT16: return static_cast<const arrow::Int16Array&>(column).Value(row);
@@ -141,26 +147,40 @@ nlohmann::ordered_json parsed(nlohmann::ordered_json value) {
   return inner.is_discarded() ? value : inner;
 }
 
-/// The same columns of each row of a batch; the first of `fields` must be there.
-bool take_objects(const arrow::RecordBatch& batch, const std::vector<std::string>& fields, const Take& take) {
-  std::vector<std::pair<std::string, std::shared_ptr<arrow::Array>>> columns;
-  for (const std::string& field : fields) {
-    if (auto column = batch.GetColumnByName(field)) columns.emplace_back(field, std::move(column));
+/// The name of the column in which `field` is: its own, or that of which it is a member.
+std::string_view column_name(const arrow::RecordBatch& batch, std::string_view field) {
+  return batch.schema()->GetFieldIndex(std::string(field)) >= 0 ? field : field.substr(0, field.find('.'));
+}
+
+/// Takes each row of a batch. Returns the name of a needed column that is missing; "": none is.
+std::string take_objects(const arrow::RecordBatch& batch, const TableColumns& wanted, const Take& take) {
+  std::map<std::string, std::shared_ptr<arrow::Array>, std::less<>> columns;
+  for (const auto* fields : {&wanted.needed, &wanted.others}) {
+    for (const std::string& field : *fields) {
+      const std::string name(column_name(batch, field));
+      if (auto column = batch.GetColumnByName(name)) {
+        columns[name] = std::move(column);
+      } else if (fields == &wanted.needed) {
+        return field;
+      }
+    }
   }
-  if (columns.empty() || columns.front().first != fields.front()) return false;
   for (int64_t row = 0; row < batch.num_rows(); ++row) {
     auto object = nlohmann::ordered_json::object();
-    for (const auto& [field, column] : columns) object[field] = parsed(value_of(*column, row));
+    for (const auto& [name, column] : columns) {
+      nlohmann::ordered_json value = value_of(*column, row);
+      object[name] = wanted.reads_json ? parsed(std::move(value)) : std::move(value);
+    }
     take(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
-  return true;
+  return "";
 }
 
 /// What is read of a table.
 struct Reading {
-  std::string field;                                        ///< the column that must be there
-  std::function<bool(std::string_view leaf)> needs;         ///< whether a leaf of a Parquet file is read
-  std::function<bool(const arrow::RecordBatch& rows)> use;  ///< false: they lack the column
+  std::string field;                                               ///< a column that must be there
+  std::function<bool(std::string_view leaf)> needs;                ///< whether a leaf of a Parquet file is read
+  std::function<std::string(const arrow::RecordBatch& rows)> use;  ///< returns the column they lack, or ""
   TableOutcome (*missing)(const arrow::Schema& schema, const std::string& field);
 };
 
@@ -168,7 +188,8 @@ arrow::Result<TableOutcome> read_batches(const NextBatch& next, const Reading& r
   while (true) {
     ARROW_ASSIGN_OR_RAISE(const std::shared_ptr<arrow::RecordBatch> batch, next());
     if (batch == nullptr) return TableOutcome{};
-    if (!reading.use(*batch)) return reading.missing(*batch->schema(), reading.field);
+    const std::string missing = reading.use(*batch);
+    if (!missing.empty()) return reading.missing(*batch->schema(), missing);
   }
 }
 
@@ -190,7 +211,7 @@ arrow::Result<TableOutcome> read_parquet(const std::shared_ptr<arrow::io::Random
                         reader->GetRecordBatchReader(groups, columns));
   ARROW_ASSIGN_OR_RAISE(const TableOutcome outcome, read_batches([&] { return batches->Next(); }, reading));
   // A batch has only the requested columns.
-  return outcome.fact.empty() ? outcome : reading.missing(*schema, reading.field);
+  return outcome.fact.empty() ? outcome : reading.missing(*schema, outcome.missing);
 }
 
 arrow::Result<TableOutcome> read_arrow_file(const std::shared_ptr<arrow::io::RandomAccessFile>& file,
@@ -216,7 +237,8 @@ arrow::Result<TableOutcome> read_any(const std::string& path, const Reading& rea
 }
 
 TableOutcome missing_objects(const arrow::Schema& schema, const std::string& field) {
-  TableOutcome outcome{.fact = "has no column " + field + "; its columns are ", .columns = schema.field_names()};
+  TableOutcome outcome{
+      .fact = "has no column " + field + "; its columns are ", .missing = field, .columns = schema.field_names()};
   for (size_t i = 0; i < outcome.columns.size(); ++i) outcome.fact += (i == 0 ? "" : ", ") + outcome.columns[i];
   return outcome;
 }
@@ -224,9 +246,9 @@ TableOutcome missing_objects(const arrow::Schema& schema, const std::string& fie
 void read(const std::string& path, const Reading& reading, TableOutcome& outcome) {
   try {
     const arrow::Result<TableOutcome> result = read_any(path, reading);
-    outcome = result.ok() ? *result : TableOutcome{.fact = result.status().ToString(), .columns = {}};
+    outcome = result.ok() ? *result : TableOutcome{.fact = result.status().ToString()};
   } catch (const std::invalid_argument& error) {
-    outcome = {.fact = error.what(), .columns = {}};
+    outcome = {.fact = error.what()};
   }
 }
 
@@ -239,18 +261,19 @@ extern "C" __attribute__((visibility("default"))) void caravan_read_table(
   const auto needs = [&](std::string_view leaf) { return leaf == field; };
   const auto use = [&](const arrow::RecordBatch& rows) {
     const auto column = caravan::column_of(rows, field);
-    return column != nullptr && caravan::take_column(*column, take);
+    return column != nullptr && caravan::take_column(*column, take) ? std::string() : field;
   };
   caravan::read(path, {field, needs, use, caravan::missing_column}, outcome);
 }
 
 extern "C" __attribute__((visibility("default"))) void caravan_read_table_objects(
-    const std::string& path, const std::vector<std::string>& fields,
+    const std::string& path, const caravan::TableColumns& columns,
     const std::function<void(std::string_view json)>& take, caravan::TableOutcome& outcome) {
+  const auto first_part = [](std::string_view name) { return name.substr(0, name.find('.')); };
   const auto needs = [&](std::string_view leaf) {
-    const std::string_view column = leaf.substr(0, leaf.find('.'));
-    return std::find(fields.begin(), fields.end(), column) != fields.end();
+    const auto is_of_leaf = [&](const std::string& field) { return first_part(field) == first_part(leaf); };
+    return std::ranges::any_of(columns.needed, is_of_leaf) || std::ranges::any_of(columns.others, is_of_leaf);
   };
-  const auto use = [&](const arrow::RecordBatch& rows) { return caravan::take_objects(rows, fields, take); };
-  caravan::read(path, {fields.front(), needs, use, caravan::missing_objects}, outcome);
+  const auto use = [&](const arrow::RecordBatch& rows) { return caravan::take_objects(rows, columns, take); };
+  caravan::read(path, {columns.needed.front(), needs, use, caravan::missing_objects}, outcome);
 }

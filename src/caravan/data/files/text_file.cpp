@@ -163,9 +163,24 @@ Content kind_of_content(std::string_view content, const fs::path& path) {
   return has_json_lines(content, path) ? Content::json_lines : Content::text;
 }
 
+/// Where the documents of a table are chats or records.
+TableColumns columns_of(const TextFormat& format) {
+  if (format.record == nullptr) return {.needed = {format.field}, .others = {"tools"}, .reads_json = true};
+  TableColumns columns{.needed = {}, .reads_json = format.chat != nullptr};
+  if (format.chat != nullptr) columns.others.emplace_back("tools");
+  for (const std::string* field :
+       {&format.record->first, &format.record->second, &format.record->label, &format.record->third}) {
+    // Answers that are chats may have the prompt themselves.
+    const bool is_optional = format.chat != nullptr && field == &format.record->first;
+    if (!field->empty()) (is_optional ? columns.others : columns.needed).push_back(*field);
+  }
+  return columns;
+}
+
 void decode_table(const fs::path& path, const TextFormat& format, Decoding& decoding, DataObserver& observer) {
-  if (format.chat != nullptr) {
-    read_table_objects(path, format.field, {"tools"}, [&](int64_t row, std::string_view json) {
+  if (format.chat != nullptr || format.record != nullptr) {
+    const char* key = format.record == nullptr ? "data.field" : "";
+    read_table_objects(path, columns_of(format), key, [&](int64_t row, std::string_view json) {
       decoding.add_json(row, json);
       observer.advance(static_cast<int64_t>(json.size()));
     });
@@ -246,9 +261,9 @@ TextFile::TextFile(const fs::path& path, const fs::path& cache, const TextFormat
   if (file_.text().empty()) refuse_empty(path, "is empty: 0 bytes");
   const Content kind = kind_of_content(file_.text(), path);
   if (kind == Content::text && format.chat != nullptr && format.record == nullptr) refuse_text_for_chats(path);
-  if (kind != Content::json_lines && format.record != nullptr) {
+  if (kind == Content::text && format.record != nullptr) {
     throw DataError({"data", path.string(), "has no JSON lines, and so no records", "",
-                     "give a .jsonl file with an object in each line; of a table: datasets.Dataset.to_json(FILE)"});
+                     "give a .jsonl file with an object in each line, or a table (Parquet, Arrow)"});
   }
   if (kind == Content::text && !is_compressed(file_.text())) {
     check_is_text(file_.text(), path, observer);

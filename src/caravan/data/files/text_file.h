@@ -23,8 +23,8 @@ struct TextFormat {
                                  ///< errors
   /// The field has messages: a document is RenderedChat::to_json of them. Null: it has a text.
   std::shared_ptr<const ChatTemplate> chat{};
-  /// Lines have records: a document is Record::to_json of one. `field` does not count. With `chat` their fields have
-  /// messages: see rendered_preference. Null: they have texts.
+  /// Lines and rows have records: a document is Record::to_json of one. `field` does not count. With `chat` their
+  /// fields have messages: see rendered_preference. Null: they have texts.
   std::shared_ptr<const RecordFields> record{};
 };
 
@@ -45,7 +45,7 @@ struct ChatCounts {
 
 /// The documents of a file, mapped into memory. A plain text is one document. A file of JSON lines, detected by its
 /// name (.jsonl, .ndjson) or its first lines, has one per line; lines with an empty text have none. Either may be
-/// compressed with gzip or zstd, detected by the first bytes. A table has one per row: see read_table.
+/// compressed with gzip or zstd, detected by the first bytes. A table has one per row: see table.h.
 class TextFile {
  public:
   /// JSON lines, tables and compressed files are written as plain text into `cache`, once. Throws DataError naming the
