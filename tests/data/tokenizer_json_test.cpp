@@ -31,6 +31,19 @@ TEST(TokenizerJson, RefusesAFileThatIsMissing) {
   EXPECT_THROW(Tokenizer::load(folder.path()), DataError);
 }
 
+/// Ids of `tokenizers`: without a token for unknown characters these are left out before anything is merged.
+TEST(TokenizerJson, MergesAcrossACharacterThatIsLeftOut) {
+  json file = json::parse(R"({"version": "1.0", "added_tokens": [], "normalizer":
+      {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, "pre_tokenizer": null, "post_processor": null,
+      "decoder": null, "model": {"type": "BPE", "vocab": {"▁": 0, "▁▁": 1, "a": 2, "b": 3, "▁a": 4, "<unk>": 5},
+      "merges": [["▁", "▁"], ["▁", "a"]]}})");
+  const auto encoded = [&](const char* text) { return Tokenizer::from_json(file.dump(), "t.json").encode(text); };
+  EXPECT_EQ(encoded("a x b"), (std::vector<int32_t>{2, 1, 3}));
+  EXPECT_EQ(encoded("x x a"), (std::vector<int32_t>{1, 2}));
+  file["model"]["unk_token"] = "<unk>";
+  EXPECT_EQ(encoded("a x b"), (std::vector<int32_t>{2, 0, 5, 0, 3}));
+}
+
 struct Change {
   const char* name;
   const char* file;

@@ -14,17 +14,19 @@ constexpr std::string_view kSpaceMark = "\u2581";
 CharacterBpe::CharacterBpe(BpeParts parts)
     : vocabulary_(std::move(parts.tokens)),
       merges_(parts.merges),
+      byte_tokens_(parts.falls_back_to_bytes ? vocabulary_.byte_tokens() : std::vector<int32_t>()),
       prefix_(parts.continuing_prefix),
       suffix_(parts.end_suffix),
       ignores_merges_(parts.ignores_merges),
       fuses_unknown_(parts.fuses_unknown),
       unknown_id_(parts.unknown_id),
-      cuts_words_(can_cut(parts)) {
-  if (parts.falls_back_to_bytes) byte_tokens_ = vocabulary_.byte_tokens();
-}
+      cuts_words_(can_cut(parts)) {}
 
 bool CharacterBpe::can_cut(const BpeParts& parts) const {
   if (parts.ignores_merges || !prefix_.empty() || !suffix_.empty() || !vocabulary_.find(kSpaceMark)) return false;
+  const bool has_bytes = !byte_tokens_.empty() &&
+                         std::none_of(byte_tokens_.begin(), byte_tokens_.end(), [](int32_t id) { return id < 0; });
+  if (!unknown_id_ && !has_bytes) return false;  // what surrounds a character that is left out may be merged
   return std::none_of(parts.merges.begin(), parts.merges.end(), [&](const MergeTable::Merge& merge) {
     return !vocabulary_.token(merge.left).ends_with(kSpaceMark) &&
            vocabulary_.token(merge.right).starts_with(kSpaceMark);
