@@ -50,8 +50,6 @@ double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-int64_t longest_text(const ModelConfig& model) { return std::max(model.context, model.source_context); }
-
 bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 class Run {
@@ -201,7 +199,7 @@ void Run::open_logs() {
   }
   write_run_files(place_.folder, recipe_, dataset_.tokenizer);
   if (!options_.resumes() && options_.recipe.train.init_from.empty()) {
-    write_text_files(place_.folder, tokenizer_files(recipe_), dataset_.tokenizer, longest_text(recipe_.model));
+    write_text_files(place_.folder, tokenizer_files(recipe_), dataset_.tokenizer, recipe_.model);
   }
   if (options_.plan) write_plan(place_.folder, *options_.plan);
   log_ = std::make_unique<MetricsLog>(place_.folder, state_->step);
@@ -247,7 +245,7 @@ void Run::start_from(InitSource source) {
   for (std::string& note : source_notes(source, left, dataset_.class_names)) place_.notes.push_back(std::move(note));
   const auto write = [&] {
     write_text_files(place_.folder, with_own_template(read_text_files(source.text), recipe_), dataset_.tokenizer,
-                     longest_text(recipe_.model));
+                     recipe_.model);
   };
   on_rank_0(mesh_.world(), write, "text settings");
 }

@@ -93,7 +93,7 @@ void write_huggingface(const fs::path& folder, const ModelConfig& config, const 
   remove_shards(folder);
   write_file_durably(folder / "config.json", config_json, "export");
   tokenizer.save(folder / "tokenizer.json");
-  write_text_files(folder, text.files, tokenizer, std::max(config.context, config.source_context));
+  write_text_files(folder, text.files, tokenizer, config);
 }
 
 }  // namespace caravan

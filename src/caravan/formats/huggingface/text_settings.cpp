@@ -1,5 +1,6 @@
 #include "caravan/formats/huggingface/text_settings.h"
 
+#include <algorithm>
 #include <optional>
 
 #include <nlohmann/json.hpp>
@@ -16,8 +17,11 @@ const char* const kTokenizerConfig = "tokenizer_config.json";
 const char* const kTextFiles[] = {kGenerationConfigFile, kTokenizerConfig, "special_tokens_map.json",
                                   kChatTemplateFile};
 
-std::string tokenizer_config(const Tokenizer& tokenizer, int64_t context) {
-  nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", context}};
+std::string tokenizer_config(const Tokenizer& tokenizer, const ModelConfig& model) {
+  nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                        {"model_max_length", std::max(model.context, model.source_context)}};
+  // Without the key transformers tells the texts of a pair apart for its own classes of tokenizers only.
+  if (model.token_types > 0) config["model_input_names"] = {"input_ids", "token_type_ids", "attention_mask"};
   const auto name = [&](const char* key, std::optional<int32_t> id) {
     if (!id) return;
     // Only a token that its text identifies: the bytes of others need not even be UTF-8.
@@ -66,7 +70,7 @@ std::map<std::string, std::string> read_tokenizer_files(const fs::path& folder) 
 }
 
 void write_text_files(const fs::path& folder, const std::map<std::string, std::string>& files,
-                      const Tokenizer& tokenizer, int64_t context) {
+                      const Tokenizer& tokenizer, const ModelConfig& model) {
   for (const char* name : kTextFiles) {
     std::error_code error;
     if (!files.contains(name)) fs::remove(folder / name, error);
@@ -74,7 +78,7 @@ void write_text_files(const fs::path& folder, const std::map<std::string, std::s
   }
   for (const auto& [name, content] : files) write_file_durably(folder / name, content, "export");
   if (!files.contains(kTokenizerConfig)) {
-    write_file_durably(folder / kTokenizerConfig, tokenizer_config(tokenizer, context), "export");
+    write_file_durably(folder / kTokenizerConfig, tokenizer_config(tokenizer, model), "export");
   }
 }
 

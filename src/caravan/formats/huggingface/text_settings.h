@@ -33,9 +33,10 @@ std::map<std::string, std::string> read_text_files(const std::filesystem::path& 
 /// Those that belong to the tokenizer in `folder`: all but generation_config.json.
 std::map<std::string, std::string> read_tokenizer_files(const std::filesystem::path& folder);
 
-/// Writes `files` and, if it is not among them, a tokenizer_config.json that names the special tokens: Tokenizer::load
-/// and transformers read it there. Removes the other files of read_text_files. Throws ResourceError.
+/// Writes `files` and, if it is not among them, a tokenizer_config.json that names the special tokens and what `model`
+/// takes of a text: Tokenizer::load and transformers read it there. Removes the other files of read_text_files. Throws
+/// ResourceError.
 void write_text_files(const std::filesystem::path& folder, const std::map<std::string, std::string>& files,
-                      const Tokenizer& tokenizer, int64_t context);
+                      const Tokenizer& tokenizer, const ModelConfig& model);
 
 }  // namespace caravan

@@ -49,7 +49,7 @@ std::filesystem::path import_run(const HuggingFaceModel& model, const std::files
                             .tokenizer_hash = model.tokenizer.hash().hex()};
   if (mesh.rank() == 0) {
     write_run_files(run, recipe, model.tokenizer);
-    write_text_files(run, model.text.files, model.tokenizer, model.config.context);
+    write_text_files(run, model.text.files, model.tokenizer, model.config);
   }
   save_checkpoint(run, info, pieces, mesh.world(), 0);
   return run;

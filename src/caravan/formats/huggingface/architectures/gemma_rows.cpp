@@ -35,10 +35,10 @@ ConfigColumn tanh_activation(const char* key) {
   return column;
 }
 
-std::vector<ConfigColumn> caps(double attention, double logits) {
+/// Of Gemma 2 and 3.
+std::vector<ConfigColumn> scores_and_cap(double cap) {
   return {score_width("query_pre_attn_scalar", 256),
-          nullable_real("attn_logit_softcapping", CARAVAN_FIELD(attention_cap), attention),
-          nullable_real("final_logit_softcapping", CARAVAN_FIELD(logits_cap), logits),
+          nullable_real("final_logit_softcapping", CARAVAN_FIELD(logits_cap), cap),
           always("use_bidirectional_attention", false)};
 }
 
@@ -82,14 +82,17 @@ ArchitectureRow gemma2_row() {
                    .full_layers = LayerSet::every(2),
                    .attention_cap = 50,
                    .logits_cap = 30},
-          .columns = joined(
-              {gemma_columns("hidden_activation", 4), {rope({}), window(WindowRule::types, 4096)}, caps(50, 30)}),
+          .columns = joined({gemma_columns("hidden_activation", 4),
+                             {rope({}), window(WindowRule::types, 4096),
+                              nullable_real("attn_logit_softcapping", CARAVAN_FIELD(attention_cap), 50)},
+                             scores_and_cap(30)}),
           .weights = gemma2_weights({}),
           .begin = 2,
           .end = 1};
 }
 
-/// Layers with a window rotate by another base; queries and keys have norms.
+/// Layers with a window rotate by another base; queries and keys have norms. A file may have a cap of scores, which
+/// transformers does not use.
 ArchitectureRow gemma3_row() {
   Architecture arch = gemma(NormPlace::both);
   arch.qk_norm = QkNorm::head;
@@ -107,7 +110,7 @@ ArchitectureRow gemma3_row() {
           .columns = joined({gemma_columns("hidden_activation", 4),
                              {pattern, window(WindowRule::types, 4096),
                               rope({.theta = 1e6, .local_key = "rope_local_base_freq", .local_theta = 1e4})},
-                             caps(0, 0)}),
+                             scores_and_cap(0)}),
           .weights = gemma2_weights({offset_norm("self_attn.q_norm", "attention.query_norm"),
                                      offset_norm("self_attn.k_norm", "attention.key_norm")}),
           .begin = 2,

@@ -138,6 +138,10 @@ ArchitectureRow bloom_row() {
   arch.embedding_norm = true;
   const ConfigColumn mlp{[](const ConfigReader&, ModelConfig& config) { config.hidden = 4 * config.width; },
                          [](const ModelConfig&, nlohmann::ordered_json&) {}};
+  const ConfigColumn exact{[](const ConfigReader& in, ModelConfig&) {
+                             if (in.count_or("pretraining_tp", 1) > 1) in.require("slow_but_exact", false, false);
+                           },
+                           [](const ModelConfig&, nlohmann::ordered_json&) {}};
   return {.name = "bloom",
           .their_class = "BloomForCausalLM",
           .base = {.arch = arch},
@@ -146,7 +150,7 @@ ArchitectureRow bloom_row() {
                       count_or("seq_length", CARAVAN_FIELD(context), 2048),
                       real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(true),
                       dropout({"attention_dropout", "hidden_dropout"}, 0),
-                      always("apply_residual_connection_post_layernorm", false)},
+                      always("apply_residual_connection_post_layernorm", false), exact},
           .weights = {.prefix = "transformer.",
                       .layers = "h",
                       .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),

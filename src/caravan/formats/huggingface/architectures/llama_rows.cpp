@@ -46,7 +46,7 @@ ArchitectureRow mistral_row() {
   return {.name = "mistral",
           .their_class = "MistralForCausalLM",
           .base = {.arch = Architecture::llama(), .window = 4096},
-          .columns = joined({llama_columns(8, 1e-6, false), {rope({}), window(WindowRule::all, 4096)}}),
+          .columns = joined({llama_columns(8, 1e-6, false), {rope({}), window(WindowRule::types_or_all, 4096)}}),
           .weights = llama_weights(llama_layer(llama_mlp())),
           .begin = 1,
           .end = 2};

@@ -39,27 +39,39 @@ const char* name_of(RopeScalingKind kind) {
   return std::ranges::find(kKinds, kind, [](const auto& one) { return one.second; })->first;
 }
 
+constexpr const char* kOriginal = "original_max_position_embeddings";
+
+/// As transformers: the original context beside the scaling goes before that among its members, unless layers have
+/// rotations of their own.
+int64_t original_context(const ConfigReader& file, const ConfigReader& scaling, const RopeKeys& keys,
+                         const ModelConfig& config) {
+  if (keys.original_key != nullptr) return file.count_or(keys.original_key, keys.original);
+  const int64_t among_members = scaling.count_or(kOriginal, config.context);  // which a recipe may change
+  return keys.local_key == nullptr ? file.count_or(kOriginal, among_members) : among_members;
+}
+
 /// The members of a scaling beside its kind.
-void read_scaling(const ConfigReader& in, const ModelConfig& config, RopeScaling& scaling, bool has_original) {
+void read_scaling(const ConfigReader& in, const RopeKeys& keys, const ModelConfig& config, RopeScaling& scaling) {
   const bool has_factor = scaling.kind != RopeScalingKind::longrope;
-  if (!has_original && in.find("original_max_position_embeddings") != nullptr) {
-    scaling.original_context = in.count("original_max_position_embeddings");
-  }
-  if (scaling.original_context == 0) scaling.original_context = config.context;  // which a recipe may change
   if (has_factor && in.find("factor") == nullptr) {
     in.refuse("factor", "is missing", "take the config.json that belongs to the weights");
   }
   const auto original = static_cast<double>(scaling.original_context);
-  scaling.factor = in.real_or("factor", has_factor ? 1 : static_cast<double>(config.context) / original);
+  const double ratio = std::max(1.0, static_cast<double>(config.context) / original);
+  scaling.factor = has_factor ? in.real_or("factor", 1) : std::max(1.0, in.real_or("factor", ratio));
   scaling.attention_factor = in.real_or("attention_factor", 0);
   const RopeScaling usual;
   scaling.low_frequency = in.real_or("low_freq_factor", usual.low_frequency);
   scaling.high_frequency = in.real_or("high_freq_factor", usual.high_frequency);
-  scaling.beta_fast = in.real_or("beta_fast", usual.beta_fast);
-  scaling.beta_slow = in.real_or("beta_slow", usual.beta_slow);
+  const auto not_zero = [&](const char* key, double absent) {  // 0 counts as missing
+    const double value = in.real_or(key, absent);
+    return value == 0 ? absent : value;
+  };
+  scaling.beta_fast = not_zero("beta_fast", usual.beta_fast);
+  scaling.beta_slow = not_zero("beta_slow", usual.beta_slow);
   scaling.mscale = in.real_or("mscale", 0);
   scaling.mscale_all = in.real_or("mscale_all_dim", 0);
-  scaling.truncate = in.flag_or("truncate", true);
+  scaling.truncate = keys.local_key != nullptr || in.flag_or("truncate", true);  // they look for it elsewhere
   scaling.short_factors = in.reals_or("short_factor", {});
   scaling.long_factors = in.reals_or("long_factor", {});
 }
@@ -80,18 +92,30 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
     } else {
       config.rope_fraction = of.real_or("partial_rotary_factor", config.rope_fraction);
     }
-    if (keys.original_key != nullptr) scaling.original_context = in.count_or(keys.original_key, keys.original);
-    if (scaling.is_used()) read_scaling(of, config, scaling, keys.original_key != nullptr);
+    scaling.original_context = original_context(in, of, keys, config);
+    if (scaling.is_used()) read_scaling(of, keys, config, scaling);
   };
-  if (const auto old = in.below("rope_scaling")) read(*old);
-  if (const auto rope = in.below("rope_parameters")) {
-    const auto full = rope->below(kFull);
+  const auto old = in.below("rope_scaling");
+  const auto rope = in.below("rope_parameters");
+  if (keys.local_key != nullptr) {
+    if (old && old->find("rope_type") == nullptr && old->find("type") != nullptr) {
+      in.refuse("rope_scaling", "has a type, which transformers does not read here", "rename it to rope_type");
+    }
+    const auto full = rope ? rope->below(kFull) : std::nullopt;
     if (full) read(*full);
-    if (const auto local = rope->below(kSliding)) {
+    if (old) read(*old);
+    if (const auto local = rope ? rope->below(kSliding) : std::nullopt) {
       local->require("rope_type", std::initializer_list<std::string_view>{"default"}, "default");
       config.local_rope_theta = local->real_or("rope_theta", config.local_rope_theta);
     }
-    if (!full) read(*rope);
+    if (rope && !full && rope->find("rope_type") != nullptr) {
+      in.refuse("rope_parameters", "is not of full_attention and sliding_attention",
+                "put them into a member full_attention");
+    }
+  } else if (old && (old->has("rope_type") || old->has("type"))) {  // goes before the newer key
+    read(*old);
+  } else if (rope) {
+    read(*rope);
   }
   if (scaling.kind == RopeScalingKind::linear) scaling.original_context = 0;  // on which nothing depends
   if (scaling.kind == RopeScalingKind::dynamic) {                             // their context is the one before scaling
@@ -117,10 +141,10 @@ Json scaling_json(const ModelConfig& config, const RopeKeys& keys) {
     case RopeScalingKind::llama3:
       out["low_freq_factor"] = scaling.low_frequency;
       out["high_freq_factor"] = scaling.high_frequency;
-      out["original_max_position_embeddings"] = original;
+      out[kOriginal] = original;
       break;
     case RopeScalingKind::yarn:
-      out["original_max_position_embeddings"] = original;
+      out[kOriginal] = original;
       add("beta_fast", scaling.beta_fast, usual.beta_fast);
       add("beta_slow", scaling.beta_slow, usual.beta_slow);
       add("mscale", scaling.mscale, 0);
@@ -130,7 +154,7 @@ Json scaling_json(const ModelConfig& config, const RopeKeys& keys) {
     case RopeScalingKind::longrope:
       out["short_factor"] = scaling.short_factors;
       out["long_factor"] = scaling.long_factors;
-      out["original_max_position_embeddings"] = original;
+      out[kOriginal] = original;
       break;
     default: break;
   }
@@ -159,7 +183,9 @@ void write_rope(const ModelConfig& config, const RopeKeys& keys, Json& out) {
 }
 
 bool is_by_types(WindowRule rule) { return rule != WindowRule::all && rule != WindowRule::if_used; }
-bool has_use_flag(WindowRule rule) { return rule != WindowRule::all && rule != WindowRule::types; }
+bool has_use_flag(WindowRule rule) {
+  return rule != WindowRule::all && rule != WindowRule::types && rule != WindowRule::types_or_all;
+}
 
 /// The layers without the window where layer_types does not say it.
 std::vector<bool> full_layers_of(const ConfigReader& in, WindowRule rule, const ModelConfig& config) {
@@ -168,6 +194,7 @@ std::vector<bool> full_layers_of(const ConfigReader& in, WindowRule rule, const 
     const auto i = static_cast<size_t>(layer);
     switch (rule) {
       case WindowRule::all:
+      case WindowRule::types_or_all:
       case WindowRule::if_used: is_full[i] = false; break;
       case WindowRule::types: break;
       case WindowRule::types_if_used: is_full[i] = layer < in.number_or("max_window_layers", 28); break;
@@ -199,7 +226,7 @@ void read_window(const ConfigReader& in, WindowRule rule, int64_t absent, ModelC
 void write_window(const ModelConfig& config, WindowRule rule, Json& out) {
   if (has_use_flag(rule)) out["use_sliding_window"] = config.window > 0;
   out["sliding_window"] = config.window == 0 ? Json() : Json(config.window);
-  if (!is_by_types(rule)) return;
+  if (!is_by_types(rule) || (rule == WindowRule::types_or_all && config.full_layers == LayerSet())) return;
   Json types = Json::array();
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     types.push_back(config.window_of(layer) == 0 ? kFull : kSliding);
