@@ -331,7 +331,8 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   const GenerationConfig full = parse_generation_config(
       R"({"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0, "do_sample": true, "temperature": 0.6,
           "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.05, "typical_p": 0.8,
-          "no_repeat_ngram_size": 0, "stop_strings": ["x"], "max_new_tokens": 9, "transformers_version": "5"})",
+          "no_repeat_ngram_size": 0, "length_penalty": 0.5, "stop_strings": ["x"],
+          "max_new_tokens": 9, "transformers_version": "5"})",
       "generation_config.json");
   EXPECT_EQ(full.begin, 1);
   EXPECT_EQ(full.end, (std::vector<int64_t>{2, 5}));
@@ -343,6 +344,8 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   EXPECT_EQ(full.min_p, 0.05);
   EXPECT_EQ(full.typical_p, 0.8);
   EXPECT_EQ(full.repetition_penalty, 1.1);
+  EXPECT_EQ(full.length_penalty, 0.5);
+  EXPECT_EQ(full.max_new_tokens, 9);
   EXPECT_EQ(full.stop_strings, std::vector<std::string>{"x"});
   EXPECT_EQ(parse_generation_config(R"({"stop_strings": "a\nb"})", "g.json").stop_strings,
             std::vector<std::string>{"a\nb"});

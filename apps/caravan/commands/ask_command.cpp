@@ -101,7 +101,8 @@ int ask(const AskArguments& arguments) {
     if (!each.pair.empty()) line["pair"] = each.pair;
     line.update(answer.json);
     const std::string begin = are_numbered ? fmt::format("--- {} ---\n", number++) : "";
-    const std::string out = arguments.json ? line.dump() + "\n" : begin + answer.text;
+    const std::string out =
+        arguments.json ? line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" : begin + answer.text;
     std::fwrite(out.data(), 1, out.size(), stdout);
   }
   return 0;

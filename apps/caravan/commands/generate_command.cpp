@@ -25,14 +25,13 @@ namespace caravan::app {
 namespace {
 
 /// The command line first, then the model's generation_config.json, then the defaults: those of transformers if the
-/// file asks for sampling, else those of a recipe's sample.
+/// file asks for sampling, else those of a recipe's sample, of which top_k gives way to another choice of tokens.
 SamplingOptions sampling_options(const GenerateArguments& arguments, const GenerationConfig& model) {
   const Recipe::Sample ours;
   const bool model_samples = model.do_sample.value_or(false);
   SamplingOptions sampling{
       .temperature = model.temperature.value_or(model_samples ? 1.0 : ours.temperature),
-      .top_k = model.top_k.value_or(model_samples ? 50 : ours.top_k),
-      .top_p = model.top_p.value_or(model_samples ? 1.0 : ours.top_p),
+      .top_p = arguments.top_p.value_or(model.top_p.value_or(model_samples ? 1.0 : ours.top_p)),
       .min_p = arguments.min_p.value_or(model.min_p.value_or(0.0)),
       .typical_p = arguments.typical_p.value_or(model.typical_p.value_or(1.0)),
       .repetition_penalty = arguments.repetition_penalty.value_or(model.repetition_penalty.value_or(1.0)),
@@ -40,12 +39,13 @@ SamplingOptions sampling_options(const GenerateArguments& arguments, const Gener
       .presence_penalty = arguments.presence_penalty,
       .seed = arguments.seed,
   };
+  const bool is_chosen = sampling.top_p < 1 || sampling.min_p > 0 || sampling.typical_p < 1;  // of which tokens
+  const int64_t usual_top_k = is_chosen ? 0 : ours.top_k;
+  sampling.top_k = arguments.top_k.value_or(model.top_k.value_or(model_samples ? 50 : usual_top_k));
   const bool asks_for_sampling =
       arguments.temperature || arguments.top_k || arguments.top_p || arguments.min_p || arguments.typical_p;
   if (model.do_sample == false && !asks_for_sampling) sampling.temperature = 0;
   if (arguments.temperature) sampling.temperature = *arguments.temperature;
-  if (arguments.top_k) sampling.top_k = *arguments.top_k;
-  if (arguments.top_p) sampling.top_p = *arguments.top_p;
   return sampling;
 }
 
@@ -284,12 +284,13 @@ int generate(const GenerateArguments& arguments) {
     fmt::print(stderr, "caravan: not used from generation_config.json: {}\n", join(settings.ignored));
   }
   const std::optional<FrozenModel> draft = load_draft(arguments, ranks, split, model);
-  ContinuationOptions options{.num_tokens = arguments.tokens.value_or(Recipe::Sample().tokens),
-                              .sampling = sampling_options(arguments, settings),
-                              .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop,
-                              .beams = arguments.beams,
-                              .length_penalty = arguments.length_penalty.value_or(1),
-                              .truncate = arguments.truncate};
+  ContinuationOptions options{
+      .num_tokens = arguments.tokens.value_or(settings.max_new_tokens.value_or(Recipe::Sample().tokens)),
+      .sampling = sampling_options(arguments, settings),
+      .stop_strings = arguments.stop.empty() ? settings.stop_strings : arguments.stop,
+      .beams = arguments.beams,
+      .length_penalty = arguments.length_penalty.value_or(settings.length_penalty.value_or(1)),
+      .truncate = arguments.truncate};
   options.sampling.logit_bias = logit_bias(arguments.logit_bias, model.tokenizer(), model.config().vocabulary);
   validate(options);
   GeneratorOptions together{.batch = arguments.batch, .draft_tokens = arguments.draft_tokens};

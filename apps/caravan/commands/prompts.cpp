@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "caravan/base/byte_order_mark.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
 #include "caravan/data/files/json_lines.h"
@@ -54,7 +55,9 @@ std::vector<PromptText> prompts_of_text(const std::filesystem::path& path) {
   check_utf8(file.text(), "generate", path.string());
   std::vector<PromptText> prompts;
   int64_t number = 0;
-  for (std::string_view rest = file.text(); !rest.empty();) {
+  std::string_view rest = file.text();
+  if (rest.starts_with(kByteOrderMark)) rest.remove_prefix(kByteOrderMark.size());
+  while (!rest.empty()) {
     ++number;
     std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(line.size() + 1, rest.size()));

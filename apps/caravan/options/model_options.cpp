@@ -20,8 +20,12 @@ CLI::Validator whole_number(int least) {
 /// How a token is chosen, and what ends a text.
 void add_sampling(CLI::App& app, GenerateArguments& generate) {
   CLI::App* command = &app;
-  command->add_option("--temperature", generate.temperature, "sampling temperature; 0: always the most likely token");
-  command->add_option("--top-k", generate.top_k, "sample from this many most likely tokens; 0: from all");
+  command->add_option("--temperature", generate.temperature,
+                      "sampling temperature; 0: always the most likely token (default: the model's, else 0.7)");
+  command->add_option(
+      "--top-k", generate.top_k,
+      "sample from this many most likely tokens; 0: from all (default: the model's, else 20, but 0 with "
+      "--top-p, --min-p or --typical-p)");
   command->add_option("--top-p", generate.top_p,
                       "sample from the most likely tokens that reach this total probability");
   command->add_option("--min-p", generate.min_p,

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/byte_order_mark.h"
 #include "caravan/base/error.h"
 #include "caravan/recipe/is_override.h"
 
@@ -21,8 +22,7 @@ constexpr const char* kPointsFile = "optimizer.points_file";
 constexpr const char* kSchedule = "optimizer.schedule";
 constexpr const char* kWarmup = "optimizer.warmup_steps";
 constexpr const char* kHeader = "step,fraction";
-constexpr int64_t kMostPoints = 10'000;                      // they are kept in every checkpoint
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // Excel begins its "CSV UTF-8" with it
+constexpr int64_t kMostPoints = 10'000;  // they are kept in every checkpoint
 
 [[noreturn]] void refuse_line(const std::string& where, const std::string& fact) {
   throw UsageError(

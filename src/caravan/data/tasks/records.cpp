@@ -51,7 +51,9 @@ int32_t class_of(const Record& record, const std::vector<std::string>& classes,
   const auto found = std::ranges::find(classes, record.label);
   if (found != classes.end()) return static_cast<int32_t>(found - classes.begin());
   throw DataError({"data", place(), fmt::format("its label {} is none of the {} classes", record.label, classes.size()),
-                   "", fmt::format("the nearest is {}", nearest(record.label, classes))});
+                   "",
+                   fmt::format("the nearest is {}; data.classes can name more classes than training has",
+                               nearest(record.label, classes))});
 }
 
 int64_t num_common(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {

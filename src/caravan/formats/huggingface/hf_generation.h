@@ -21,6 +21,8 @@ struct GenerationConfig {
   std::optional<double> min_p{};
   std::optional<double> typical_p{};
   std::optional<double> repetition_penalty{};
+  std::optional<double> length_penalty{};  ///< of beams
+  std::optional<int64_t> max_new_tokens{};
   std::vector<std::string> stop_strings{};
   /// Keys that would change the text and that Caravan does not implement, e.g. "num_beams = 4".
   std::vector<std::string> ignored{};
