@@ -41,8 +41,8 @@ const char* name_of(RopeScalingKind kind) {
 
 constexpr const char* kOriginal = "original_max_position_embeddings";
 
-/// As transformers: the original context beside the scaling goes before that among its members, unless layers have
-/// rotations of their own.
+/// As in transformers, original_max_position_embeddings at the top level takes precedence over the member of the
+/// scaling, unless layers have rotations of their own.
 int64_t original_context(const ConfigReader& file, const ConfigReader& scaling, const RopeKeys& keys,
                          const ModelConfig& config) {
   if (keys.original_key != nullptr) return file.count_or(keys.original_key, keys.original);
@@ -71,7 +71,7 @@ void read_scaling(const ConfigReader& in, const RopeKeys& keys, const ModelConfi
   scaling.beta_slow = not_zero("beta_slow", usual.beta_slow);
   scaling.mscale = in.real_or("mscale", 0);
   scaling.mscale_all = in.real_or("mscale_all_dim", 0);
-  scaling.truncate = keys.local_key != nullptr || in.flag_or("truncate", true);  // they look for it elsewhere
+  scaling.truncate = keys.local_key != nullptr || in.flag_or("truncate", true);  // ignored there
   scaling.short_factors = in.reals_or("short_factor", {});
   scaling.long_factors = in.reals_or("long_factor", {});
 }
@@ -92,8 +92,9 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
     } else {
       config.rope_fraction = of.real_or("partial_rotary_factor", config.rope_fraction);
     }
+    if (!scaling.is_used()) return;
     scaling.original_context = original_context(in, of, keys, config);
-    if (scaling.is_used()) read_scaling(of, keys, config, scaling);
+    read_scaling(of, keys, config, scaling);
   };
   const auto old = in.below("rope_scaling");
   const auto rope = in.below("rope_parameters");
@@ -112,7 +113,7 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
       in.refuse("rope_parameters", "is not of full_attention and sliding_attention",
                 "put them into a member full_attention");
     }
-  } else if (old && (old->has("rope_type") || old->has("type"))) {  // goes before the newer key
+  } else if (old && (old->has("rope_type") || old->has("type"))) {  // takes precedence over the newer key
     read(*old);
   } else if (rope) {
     read(*rope);
