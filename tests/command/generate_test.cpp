@@ -179,6 +179,17 @@ TEST_F(GenerateCommandTest, MinPOfTheModelIsUsedUnlessOneIsGiven) {
   EXPECT_EQ(caravan(ours).out, out({"--prompt", "The whale"}));
 }
 
+TEST_F(GenerateCommandTest, ADefaultNarrowsNoOtherChoiceOfTokens) {
+  const Words chosen{"--prompt", "The whale", "--min-p", "0.001"};
+  const auto with_top_k = [&](const char* top_k) {
+    Words words = chosen;
+    words.insert(words.end(), {"--top-k", top_k});
+    return out(words);
+  };
+  EXPECT_EQ(out(chosen), with_top_k("0"));
+  EXPECT_NE(out(chosen), with_top_k("20"));
+}
+
 TEST_F(GenerateCommandTest, RanksThatShareTheModelPrintTheTextOfOne) {
   ASSERT_EQ(caravan({"export", path("run")}).code, 0);
   const std::string prompts = file("prompts.txt", "The whale\nA sea");
