@@ -16,7 +16,7 @@ using nlohmann::json;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-/// What transformers makes of keys that say the same in two places, or nothing.
+/// The model of a small config.json of that type with `keys`. The expectations are what transformers reads.
 ModelConfig read(const std::string& type, const json& keys) {
   json file{{"model_type", type},       {"num_hidden_layers", 3},        {"hidden_size", 16},
             {"num_attention_heads", 2}, {"num_key_value_heads", 2},      {"intermediate_size", 24},

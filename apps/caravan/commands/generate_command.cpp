@@ -25,7 +25,8 @@ namespace caravan::app {
 namespace {
 
 /// The command line first, then the model's generation_config.json, then the defaults: those of transformers if the
-/// file asks for sampling, else those of a recipe's sample, of which top_k gives way to another choice of tokens.
+/// file asks for sampling, else those of a recipe's sample, whose top_k does not apply beside top_p, min_p or
+/// typical_p.
 SamplingOptions sampling_options(const GenerateArguments& arguments, const GenerationConfig& model) {
   const Recipe::Sample ours;
   const bool model_samples = model.do_sample.value_or(false);
@@ -39,8 +40,8 @@ SamplingOptions sampling_options(const GenerateArguments& arguments, const Gener
       .presence_penalty = arguments.presence_penalty,
       .seed = arguments.seed,
   };
-  const bool is_chosen = sampling.top_p < 1 || sampling.min_p > 0 || sampling.typical_p < 1;  // of which tokens
-  const int64_t usual_top_k = is_chosen ? 0 : ours.top_k;
+  const bool leaves_tokens_out = sampling.top_p < 1 || sampling.min_p > 0 || sampling.typical_p < 1;
+  const int64_t usual_top_k = leaves_tokens_out ? 0 : ours.top_k;
   sampling.top_k = arguments.top_k.value_or(model.top_k.value_or(model_samples ? 50 : usual_top_k));
   const bool asks_for_sampling =
       arguments.temperature || arguments.top_k || arguments.top_p || arguments.min_p || arguments.typical_p;

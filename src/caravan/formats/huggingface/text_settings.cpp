@@ -20,7 +20,7 @@ const char* const kTextFiles[] = {kGenerationConfigFile, kTokenizerConfig, "spec
 std::string tokenizer_config(const Tokenizer& tokenizer, const ModelConfig& model) {
   nlohmann::json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
                         {"model_max_length", std::max(model.context, model.source_context)}};
-  // Without the key transformers tells the texts of a pair apart for its own classes of tokenizers only.
+  // Without it transformers returns no token types, except from tokenizer classes of particular models.
   if (model.token_types > 0) config["model_input_names"] = {"input_ids", "token_type_ids", "attention_mask"};
   const auto name = [&](const char* key, std::optional<int32_t> id) {
     if (!id) return;

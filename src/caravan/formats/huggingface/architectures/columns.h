@@ -67,7 +67,7 @@ enum class WindowRule : uint8_t {
   all,              ///< all layers, if sliding_window is not null
   if_used,          ///< all layers, if use_sliding_window
   types,            ///< layer_types, or by full_layers of the row's base
-  types_or_all,     ///< layer_types, or all layers: with the key transformers takes a Mistral for a Ministral
+  types_or_all,     ///< layer_types, or all layers; with layer_types transformers reads a Mistral as a Ministral
   types_if_used,    ///< if use_sliding_window: layer_types, or the layers from max_window_layers on
   types_unrotated,  ///< if use_sliding_window: layer_types, or the layers that do not rotate
   types_early,      ///< if use_sliding_window: layer_types, or every second of those before max_window_layers
