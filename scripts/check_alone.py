@@ -2,7 +2,7 @@
 """check_alone.py BUILD: parses every source of src/ and apps/ that includes no torch by itself. In a unity build a source
 finds what the sources before it in its unit include, so that a missing #include shows only here. Headers of others take
 most of the time of parsing: a source finds those of `slow` that it includes, itself or through headers of ours, already
-parsed in a precompiled header of exactly these."""
+parsed in a precompiled header of exactly these. So it finds the standard headers that these include, too."""
 
 import concurrent.futures
 import functools
