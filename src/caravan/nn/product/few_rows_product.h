@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/nn/product/product_choice.h"
+
 namespace caravan {
 
 /// While it lives, no row of a forward product of this thread depends on how many there are, of up to `most` rows,
@@ -30,10 +32,14 @@ class EachRowAlone {
 /// fp16, not on an accelerator, and a weight that has its rows as they are read.
 bool is_few_rows_product(const at::Tensor& a, const at::Tensor& b);
 
+/// Whether few_rows_product multiplies them in oneDNN's tiles: bf16 of even k on a processor with AMX, if its native
+/// arithmetic is chosen. Depends on no number of rows of a.
+bool are_few_rows_in_tiles(const at::Tensor& a, const at::Tensor& b, Bf16Arithmetic bf16);
+
 /// a b^T + bias: [m, k] and [n, k] -> [m, n] of `type`, fp32 or that of a; bias [n]. Takes the time of reading b once.
-/// Added up in fp32, rounded once. The bits of a row depend on no other row, on no number of threads and on no
-/// instruction set.
+/// Added up in fp32, rounded once. The bits of a row depend on no other row and on no number of threads, nor, unless
+/// are_few_rows_in_tiles, on the instruction set.
 at::Tensor few_rows_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
-                            at::ScalarType type);
+                            at::ScalarType type, Bf16Arithmetic bf16);
 
 }  // namespace caravan

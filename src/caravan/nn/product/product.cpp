@@ -132,14 +132,16 @@ bool is_few_rows_forward(const at::Tensor& a, const at::Tensor& b, ProductKind k
   return kind == ProductKind::forward && is_few_rows_product(a, b);
 }
 
-/// "product dx by onednn", "product forward by torch of BFloat16", "product forward by few rows".
+/// "product dx by onednn", "product forward by torch of BFloat16", "product forward by few rows in tiles of BFloat16".
 std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
   const bool is_in_tiles = uses_tiles(way, kind) && (way == Way::fp32 || kind == ProductKind::dw || is_paired(a));
-  const std::string_view library = is_few_rows_forward(a, b, kind) ? "few rows"
-                                   : is_in_tiles                   ? name(ProductLibrary::onednn)
-                                   : way == Way::fp32              ? name(in_use().second.library(kind))
-                                                                   : "torch";
+  const bool are_few = is_few_rows_forward(a, b, kind);
+  const std::string_view library = are_few && are_few_rows_in_tiles(a, b, in_use().second.bf16) ? "few rows in tiles"
+                                   : are_few                                                    ? "few rows"
+                                   : is_in_tiles      ? name(ProductLibrary::onednn)
+                                   : way == Way::fp32 ? name(in_use().second.library(kind))
+                                                      : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
                      is_fp32 ? "" : fmt::format(" of {}", c10::toString(a.scalar_type())));
 }
@@ -148,7 +150,7 @@ std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKi
 at::Tensor multiply(Way way, const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
                     ProductKind kind, at::ScalarType type) {
   const auto product = [&] {
-    if (is_few_rows_forward(a, b, kind)) return few_rows_product(a, b, bias, type);
+    if (is_few_rows_forward(a, b, kind)) return few_rows_product(a, b, bias, type, in_use().second.bf16);
     const at::Tensor x = operand(way, a), w = operand(way, b);
     if (uses_tiles(way, kind) && is_panel_product(x, w)) return panel_product(x, w, bias, type);
     const auto added = bias.has_value() ? std::optional(operand(way, *bias)) : std::nullopt;

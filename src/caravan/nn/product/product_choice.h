@@ -15,8 +15,9 @@ enum class ProductLibrary : uint8_t { onednn, mkl, blas };
 
 /// The arithmetic of an operation on bf16 tensors.
 enum class Bf16Arithmetic : uint8_t {
-  native,  ///< of bf16: in tiles if `onednn` is chosen, else by torch, which may emulate it
-  fp32,    ///< in fp32: operands are widened, the result is rounded once. Of attention, see TileOperands
+  /// Of bf16: in tiles if `onednn` is chosen, else by torch, which may emulate it. Few rows: see few_rows_product.h.
+  native,
+  fp32,  ///< in fp32: operands are widened, the result is rounded once. Of attention, see TileOperands
 };
 
 /// The products of a linear layer, y = x w^T.
