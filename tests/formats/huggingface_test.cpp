@@ -1,5 +1,6 @@
 #include "caravan/formats/huggingface/huggingface.h"
 
+#include <algorithm>
 #include <cmath>
 #include <gmock/gmock.h>
 #include <map>
@@ -12,9 +13,11 @@
 #include "caravan/formats/huggingface/load_model.h"
 #include "caravan/formats/safetensors/tensor_file.h"
 #include "caravan/models/model.h"
+#include "caravan/recipe/init_from.h"
 #include "caravan/train/model/import.h"
 #include "tests/data/support.h"
 #include "tests/formats/pieces.h"
+#include "tests/formats/small_models.h"
 
 namespace caravan::testing::huggingface_test {
 namespace {
@@ -65,6 +68,49 @@ TEST(HuggingFaceFolder, ComesBackBitForBit) {
   }
 }
 
+NamedTensors starting_values(const ModelConfig& config) {
+  Model model(config);
+  model.materialise(one_rank(), {}, {.seed = 3});
+  NamedTensors values;
+  for (const Parameter* parameter : model.parameters()) {
+    values.emplace_back(parameter->name(), parameter->sharded().detach().clone());
+  }
+  return values;
+}
+
+/// As transformers 5 reads one, and writes T5 v1.1.
+TEST(HuggingFaceFolder, AHeadWithOtherValuesThanTheEmbeddingIsNotTied) {
+  for (const char* name : {"gpt2", "llama", "t5"}) {
+    ModelConfig config =
+        small_model(*find_architecture(name),
+                    {.layers = 2, .width = 48, .heads = 6, .context = 8, .vocabulary = 261, .hidden = 20});
+    config.tie_embeddings = config.arch.scales_head = false;
+    config = parse_huggingface_config(huggingface_config(config), name);  // with its defaults
+    const TemporaryFolder folder;
+    NamedTensors values = starting_values(config);
+    const auto say_tied = [&] {
+      write_huggingface(folder / "m", config, values, Tokenizer::bytes(), {});
+      std::string json = read_file(folder / "m/config.json");
+      const std::string says = R"("tie_word_embeddings": false)";
+      ASSERT_NE(json.find(says), std::string::npos) << name;
+      json.replace(json.find(says), says.size(), R"("tie_word_embeddings": true)");
+      write_file(folder / "m/config.json", json);
+    };
+    say_tied();
+    const HuggingFaceModel in = read_huggingface(folder / "m");
+    EXPECT_EQ(in.config, config) << name;
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_TRUE(at::equal(in.parameters[i].second, values[i].second)) << name << " " << values[i].first;
+    }
+    EXPECT_EQ(read_init_source(folder / "m").model, config) << name;
+    const auto head = std::ranges::find(values, "head.weight", [](const auto& value) { return value.first; });
+    ASSERT_NE(head, values.end());
+    head->second = values.front().second;  // it repeats the embedding
+    say_tied();
+    EXPECT_TRUE(read_huggingface(folder / "m").config.tie_embeddings) << name;
+  }
+}
+
 /// What a model with such weights says is nothing but NaN.
 TEST(HuggingFaceFolder, WeightsThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
@@ -87,16 +133,6 @@ ModelConfig small_mixtral() {
           .hidden = 5,
           .tie_embeddings = false,
           .moe = {.experts = 4}};
-}
-
-NamedTensors starting_values(const ModelConfig& config) {
-  Model model(config);
-  model.materialise(one_rank(), {}, {.seed = 3});
-  NamedTensors values;
-  for (const Parameter* parameter : model.parameters()) {
-    values.emplace_back(parameter->name(), parameter->sharded().detach().clone());
-  }
-  return values;
 }
 
 TEST(HuggingFaceFolder, ExpertsComeBackByteForByte) {

@@ -9,6 +9,7 @@
 #include "caravan/base/system/file.h"
 #include "caravan/formats/checkpoint/manifest.h"
 #include "caravan/formats/huggingface/config_text.h"
+#include "caravan/formats/huggingface/hf_folder.h"
 #include "caravan/formats/peft/peft_config.h"
 #include "caravan/recipe/recipe_key.h"
 
@@ -114,7 +115,7 @@ InitSource read_init_source(const fs::path& path) {
     const MappedFile json(config, "init_from");
     return {.folder = path,
             .is_huggingface = true,
-            .model = parse_huggingface_config(json.text(), config.string()),
+            .model = read_huggingface_config(path),
             .tokens = parse_special_tokens(json.text(), config.string()),
             .text = path};
   }

@@ -1,11 +1,10 @@
 #include "caravan/formats/huggingface/huggingface.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
+#include "caravan/formats/huggingface/hf_folder.h"
 #include "caravan/formats/safetensors/tensor_file.h"
 #include "caravan/models/model.h"
 
@@ -46,7 +45,7 @@ Tokenizer read_tokenizer(const fs::path& folder, const SpecialTokens& tokens) {
 HuggingfaceFolder open_huggingface(const fs::path& folder, const OpenedHead& head) {
   const fs::path config_file = folder / "config.json";
   const MappedFile json(config_file, "import");
-  ModelConfig config = parse_huggingface_config(json.text(), config_file.string());
+  ModelConfig config = read_huggingface_config(folder);
   if (head.new_classes > 0 && config.classes == 0) config.classes = head.new_classes;
   TextSettings text{parse_special_tokens(json.text(), config_file.string()), read_text_files(folder)};
   text.generation();  // refuses a damaged file before the weights are read

@@ -1,17 +1,15 @@
 #include "caravan/formats/huggingface/weights.h"
 
 #include <algorithm>
-#include <set>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
-#include "caravan/base/json_reader.h"
 #include "caravan/base/system/mapped_pages.h"
+#include "caravan/formats/huggingface/hf_folder.h"
 #include "caravan/formats/safetensors/tensor_file.h"
 #include "caravan/module/finite.h"
 #include "caravan/redistribute/piece.h"
@@ -29,31 +27,6 @@ const char* const kEmbedding = "embedding.token.weight";
 
 [[noreturn]] void refuse_weights(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"import", file.string(), fact, "", action});
-}
-
-/// The names of the weight files: one, or the shards that an index lists.
-std::set<std::string> weight_files(const fs::path& folder) {
-  std::error_code error;
-  if (fs::exists(folder / "model.safetensors", error)) return {"model.safetensors"};
-  const fs::path index = folder / "model.safetensors.index.json";
-  if (!fs::exists(index, error)) {
-    refuse_weights(folder, "has no model.safetensors",
-                   "save it with model.save_pretrained(.., safe_serialization=True)");
-  }
-  const MappedFile file(index, "import");
-  check_json_depth(file.text(), index.string(), "import");
-  const nlohmann::json root = nlohmann::json::parse(file.text(), nullptr, false);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    refuse_weights(index, "has no weight_map", "download the folder again");
-  }
-  std::set<std::string> names;
-  for (const auto& [tensor, name] : root["weight_map"].items()) {
-    const std::string text = name.is_string() ? name.get<std::string>() : "";
-    if (text.empty() || text.find('/') != std::string::npos)
-      refuse_weights(index, tensor + " has no file name of this folder", "download the folder again");
-    names.insert(text);
-  }
-  return names;
 }
 
 }  // namespace
