@@ -49,12 +49,23 @@ TEST(AsTransformers, TheOlderKeyOfTheScalingGoesFirst) {
   const json linear{{"rope_type", "linear"}, {"factor", 2.0}}, other{{"rope_type", "linear"}, {"factor", 8.0}};
   EXPECT_EQ(read("llama", {{"rope_scaling", linear}, {"rope_parameters", other}}).rope_scaling.factor, 2);
   EXPECT_EQ(read("llama", {{"rope_scaling", json::object()}, {"rope_parameters", other}}).rope_scaling.factor, 8);
+  const ModelConfig without_kind = read("llama", {{"rope_scaling", {{"factor", 2.0}}}, {"rope_parameters", other}});
+  EXPECT_FALSE(without_kind.rope_scaling.is_used());
+  EXPECT_EQ(read("llama", {{"rope_scaling", {{"rope_theta", 5e5}}}}).rope_theta, 5e5);
 }
 
 TEST(AsTransformers, AScalingOfGemma3IsOfItsFullLayers) {
   const json linear{{"rope_type", "linear"}, {"factor", 8.0}};
   EXPECT_EQ(read("gemma3_text", {{"rope_scaling", linear}}).rope_scaling.factor, 8);
   EXPECT_EQ(read("gemma3_text", {{"rope_parameters", {{"full_attention", linear}}}}).rope_scaling.factor, 8);
+  const auto factor_with = [&](const json& old) {
+    return read("gemma3_text", {{"rope_scaling", old}, {"rope_parameters", {{"full_attention", linear}}}})
+        .rope_scaling.factor;
+  };
+  EXPECT_EQ(factor_with(json::object()), 8) << "member by member";
+  EXPECT_EQ(factor_with({{"rope_type", "linear"}}), 8);
+  EXPECT_EQ(factor_with({{"factor", 4.0}}), 4);
+  EXPECT_EQ(factor_with({{"type", "linear"}, {"factor", 4.0}}), 4);
   EXPECT_THAT(refusal("gemma3_text", {{"rope_parameters", linear}}), HasSubstr("into a member full_attention"));
   EXPECT_THAT(refusal("gemma3_text", {{"rope_scaling", {{"type", "linear"}, {"factor", 8.0}}}}),
               HasSubstr("rename it to rope_type"));

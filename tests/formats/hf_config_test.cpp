@@ -332,7 +332,7 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
       R"({"bos_token_id": 1, "eos_token_id": [2, 5], "pad_token_id": 0, "do_sample": true, "temperature": 0.6,
           "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.1, "num_beams": 4, "min_p": 0.05, "typical_p": 0.8,
           "no_repeat_ngram_size": 0, "length_penalty": 0.5, "stop_strings": ["x"],
-          "max_new_tokens": 9, "transformers_version": "5"})",
+          "max_new_tokens": 9, "max_length": 142, "early_stopping": true, "transformers_version": "5"})",
       "generation_config.json");
   EXPECT_EQ(full.begin, 1);
   EXPECT_EQ(full.end, (std::vector<int64_t>{2, 5}));
@@ -340,7 +340,7 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   EXPECT_EQ(full.temperature, 0.6);
   EXPECT_EQ(full.top_k, 7);
   EXPECT_EQ(full.top_p, 0.9);
-  EXPECT_EQ(full.ignored, (std::vector<std::string>{"num_beams = 4"}));
+  EXPECT_EQ(full.ignored, (std::vector<std::string>{"num_beams = 4", "early_stopping = true", "max_length = 142"}));
   EXPECT_EQ(full.min_p, 0.05);
   EXPECT_EQ(full.typical_p, 0.8);
   EXPECT_EQ(full.repetition_penalty, 1.1);
@@ -358,8 +358,9 @@ TEST(GenerationConfig, readsWhatGenerateUsesAndNamesTheRest) {
   const SpecialTokens config{.begin = 8, .end = {9}, .pad = 3};
   EXPECT_EQ(generation_tokens(config, none), config);
   EXPECT_EQ(generation_tokens(config, full), (SpecialTokens{.begin = 1, .end = {2, 5}, .pad = 3}));
-  for (const char* text : {"", "[]", R"({"eos_token_id": "</s>"})", R"({"do_sample": 1})", R"({"temperature": "hot"})",
-                           R"({"top_k": -1})", R"({"top_p": []})", R"({"stop_strings": [3]})"}) {
+  for (const char* text :
+       {"", "[]", R"({"eos_token_id": "</s>"})", R"({"do_sample": 1})", R"({"temperature": "hot"})", R"({"top_k": -1})",
+        R"({"top_p": []})", R"({"stop_strings": [3]})", R"({"max_new_tokens": 0})"}) {
     EXPECT_THAT(error_of<DataError>([&] { parse_generation_config(text, "some/g.json"); }), HasSubstr("some/g.json"))
         << text;
   }

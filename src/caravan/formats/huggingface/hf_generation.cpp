@@ -35,6 +35,8 @@ const std::vector<std::pair<const char*, json>>& unsupported_settings() {
       {"diversity_penalty", 0},
       {"penalty_alpha", 0},
       {"guidance_scale", 1},
+      {"early_stopping", false},
+      {"max_length", 20},
       {"min_length", 0},
       {"min_new_tokens", 0},
       {"bad_words_ids", nullptr},
@@ -74,7 +76,7 @@ GenerationConfig parse_generation_config(std::string_view text, std::string_view
   if (const auto typical_p = in["typical_p"]; !typical_p.is_null()) config.typical_p = real(typical_p);
   if (const auto penalty = in["repetition_penalty"]; !penalty.is_null()) config.repetition_penalty = real(penalty);
   if (const auto penalty = in["length_penalty"]; !penalty.is_null()) config.length_penalty = real(penalty);
-  if (const auto most = in["max_new_tokens"]; !most.is_null()) config.max_new_tokens = most.integer(0, kLargestId);
+  if (const auto most = in["max_new_tokens"]; !most.is_null()) config.max_new_tokens = most.integer(1, kLargestId);
   if (const auto stop = in["stop_strings"]; stop.value().is_array()) {
     for (size_t i = 0; i < stop.size(); ++i) config.stop_strings.push_back(stop.element(i).string());
   } else if (!stop.is_null()) {

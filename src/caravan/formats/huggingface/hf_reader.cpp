@@ -21,6 +21,8 @@ void ConfigReader::refuse_value(const char* key, std::string_view kind) const {
          "correct the file");
 }
 
+bool ConfigReader::is_empty() const { return object_.empty(); }
+
 bool ConfigReader::has(const char* key) const { return object_.contains(key); }
 
 const ConfigReader::Json* ConfigReader::find(const char* key) const {

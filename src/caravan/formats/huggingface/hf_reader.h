@@ -25,11 +25,14 @@ class ConfigReader {
 
   [[noreturn]] void refuse(std::string_view key, std::string_view fact, std::string_view action) const;
 
+  bool is_empty() const;
   bool has(const char* key) const;
   /// nullptr for a member that is missing or null.
   const Json* find(const char* key) const;
   /// The members of the object `key`; nothing if it is missing.
   std::optional<ConfigReader> below(const char* key) const;
+  /// Reads an object that was put together from members of this one. Keeps a reference to it.
+  ConfigReader over(const Json& object, std::string prefix) const { return {object, std::move(prefix), file_}; }
 
   int64_t count(const char* key) const;  ///< also throws if it is missing
   int64_t count_or(const char* key, int64_t absent) const;

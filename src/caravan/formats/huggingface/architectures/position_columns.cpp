@@ -46,8 +46,13 @@ constexpr const char* kOriginal = "original_max_position_embeddings";
 int64_t original_context(const ConfigReader& file, const ConfigReader& scaling, const RopeKeys& keys,
                          const ModelConfig& config) {
   if (keys.original_key != nullptr) return file.count_or(keys.original_key, keys.original);
-  const int64_t among_members = scaling.count_or(kOriginal, config.context);  // which a recipe may change
-  return keys.local_key == nullptr ? file.count_or(kOriginal, among_members) : among_members;
+  if (keys.local_key == nullptr && file.find(kOriginal) != nullptr) return file.count(kOriginal);
+  return scaling.count_or(kOriginal, config.context);  // which a recipe may change
+}
+
+/// Of linear nothing depends on it, and of dynamic it is max_position_embeddings.
+bool has_original_context(RopeScalingKind kind) {
+  return kind != RopeScalingKind::linear && kind != RopeScalingKind::dynamic;
 }
 
 /// The members of a scaling beside its kind.
@@ -93,18 +98,20 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
       config.rope_fraction = of.real_or("partial_rotary_factor", config.rope_fraction);
     }
     if (!scaling.is_used()) return;
-    scaling.original_context = original_context(in, of, keys, config);
+    if (has_original_context(scaling.kind)) scaling.original_context = original_context(in, of, keys, config);
     read_scaling(of, keys, config, scaling);
   };
   const auto old = in.below("rope_scaling");
   const auto rope = in.below("rope_parameters");
   if (keys.local_key != nullptr) {
-    if (old && old->find("rope_type") == nullptr && old->find("type") != nullptr) {
+    const auto full = rope ? rope->below(kFull) : std::nullopt;
+    ConfigReader::Json both = full ? *rope->find(kFull) : ConfigReader::Json::object();
+    if (old) both.update(*in.find("rope_scaling"));
+    const ConfigReader merged = in.over(both, full ? "rope_parameters.full_attention." : "rope_scaling.");
+    if (merged.find("rope_type") == nullptr && merged.find("type") != nullptr) {
       in.refuse("rope_scaling", "has a type, which transformers does not read here", "rename it to rope_type");
     }
-    const auto full = rope ? rope->below(kFull) : std::nullopt;
-    if (full) read(*full);
-    if (old) read(*old);
+    if (full || old) read(merged);
     if (const auto local = rope ? rope->below(kSliding) : std::nullopt) {
       local->require("rope_type", std::initializer_list<std::string_view>{"default"}, "default");
       config.local_rope_theta = local->real_or("rope_theta", config.local_rope_theta);
@@ -113,13 +120,12 @@ void read_rope(const ConfigReader& in, const RopeKeys& keys, ModelConfig& config
       in.refuse("rope_parameters", "is not of full_attention and sliding_attention",
                 "put them into a member full_attention");
     }
-  } else if (old && (old->has("rope_type") || old->has("type"))) {  // takes precedence over the newer key
+  } else if (old && !old->is_empty()) {  // takes precedence over the newer key
     read(*old);
   } else if (rope) {
     read(*rope);
   }
-  if (scaling.kind == RopeScalingKind::linear) scaling.original_context = 0;  // on which nothing depends
-  if (scaling.kind == RopeScalingKind::dynamic) {                             // their context is the one before scaling
+  if (scaling.kind == RopeScalingKind::dynamic) {  // their context is the one before scaling
     scaling.original_context = config.context;
     config.context = static_cast<int64_t>(static_cast<double>(config.context) * scaling.factor);
   }
