@@ -15,8 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Each of fixtures/tables, which have the same rows.
 class Tables : public ::testing::TestWithParam<const char*> {
@@ -41,6 +43,7 @@ TEST_P(Tables, EachRowWithATextIsADocument) {
   EXPECT_THAT(documents(path(), "text"), texts);
   EXPECT_THAT(documents(path(), "text"), texts) << "from the cache";
   EXPECT_THAT(documents(path(), "long"), texts);
+  EXPECT_THAT(documents(path(), "coded"), texts);
   EXPECT_THAT(documents(path(), "meta.body"), ElementsAre("body 0", "body 1", "body 2", "body 3", "body 4"));
 }
 
@@ -76,6 +79,12 @@ TEST_P(Tables, EachRowIsARecord) {
   };
   EXPECT_THAT(records({.first = "meta.body", .label = "id"}),
               ElementsAre("1 body 0||1|", "2 body 1||2|", "3 body 2||3|", "4 body 3||4|", "5 body 4||5|"));
+  EXPECT_THAT(records({.first = "meta.body", .label = "coded"}, /*skips_bad_lines=*/true),
+              AllOf(Contains("1 body 0||Call me Ishmael.|"), Contains("4 body 3||Some years ago|"),
+                    Not(Contains("3 body 2|||"))));
+  const RecordFields of_dates{.first = "meta.body", .label = "meta.when"};
+  EXPECT_THAT(message_of<DataError>([&] { records(of_dates); }),
+              HasSubstr("column meta.when has values of a kind that is not read: timestamp"));
   const RecordFields preference{.first = "meta.body", .second = "text", .third = "long"};
   EXPECT_THAT(records(preference, /*skips_bad_lines=*/true),
               ElementsAre("1 body 0|Call me Ishmael.||Call me Ishmael.", "4 body 3|Some years ago||Some years ago",
@@ -85,7 +94,7 @@ TEST_P(Tables, EachRowIsARecord) {
   EXPECT_THAT(message_of<DataError>([&] { records({.first = "text", .label = "idd"}); }),
               AllOf(HasSubstr("has no column idd; its columns are id, text, long, meta"), HasSubstr("such as id")));
   EXPECT_THAT(message_of<DataError>([&] { records({.first = "meta.bdy", .label = "id"}); }),
-              AllOf(HasSubstr(":1: has no field meta.bdy"), HasSubstr("name the field")));
+              AllOf(HasSubstr("has no column meta.bdy; its columns are id, text"), HasSubstr("such as meta")));
 }
 
 /// As the same chats in JSON lines: members that a message lacks, and rows without tools, are not there.

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "caravan/base/byte_order_mark.h"
 #include "caravan/base/error.h"
 #include "caravan/base/system/file.h"
 #include "caravan/base/text.h"
@@ -146,7 +147,7 @@ const std::vector<std::string>& described_columns() {
 }
 
 std::vector<Row> parse_table(std::string_view text, const std::string& file) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   const std::vector<std::vector<std::string>> records = parse_records(text);
   if (records.empty()) refuse_table(file, "is empty", "write a header and a row for each run");
   std::vector<std::string> columns;

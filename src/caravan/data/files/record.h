@@ -9,7 +9,7 @@
 
 namespace caravan {
 
-/// The fields of the JSON lines of a task of records; "": records have no such part.
+/// The fields of the JSON lines, or columns of the tables, of a task of records; "": records have no such part.
 struct RecordFields {
   std::string first = "text";
   std::string second{};  ///< the other text of a pair, or the target
@@ -17,7 +17,7 @@ struct RecordFields {
   std::string third{};  ///< of preferences: the rejected answer; `first` is the prompt, `second` the chosen one
 };
 
-/// What a line of JSON lines has for a task of records (data.task = "classify", "pairs",
+/// What a line of JSON lines, or a row of a table, has for a task of records (data.task = "classify", "pairs",
 /// "preference").
 struct Record {
   int64_t line = 0;  ///< of its file, from 1

@@ -38,7 +38,8 @@ struct TableColumns {
 };
 
 /// Calls `take` with each row of the table as a JSON object of these columns. A member of an object without a value is
-/// left out; `number` counts rows from 1. Throws as read_table; `key` is what names the first column in a recipe.
+/// left out; `number` counts rows from 1. Throws as read_table; `key` is what names the column in a recipe; "": one of
+/// several keys.
 void read_table_objects(const std::filesystem::path& path, const TableColumns& columns, const std::string& key,
                         const std::function<void(int64_t number, std::string_view json)>& take);
 

@@ -7,11 +7,14 @@
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <parquet/arrow/reader.h>
 #include <parquet/schema.h>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -26,8 +29,13 @@ using Take = std::function<void(std::string_view text)>;
 using NextBatch = std::function<arrow::Result<std::shared_ptr<arrow::RecordBatch>>()>;
 
 bool is_text(const arrow::DataType& type) {
-  return type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING ||
-         type.id() == arrow::Type::STRING_VIEW;
+  switch (type.id()) {
+    case arrow::Type::STRING:
+    case arrow::Type::LARGE_STRING:
+    case arrow::Type::STRING_VIEW: return true;
+    case arrow::Type::DICTIONARY: return is_text(*static_cast<const arrow::DictionaryType&>(type).value_type());
+    default: return false;
+  }
 }
 
 /// The columns of text below `fields`, with the names of members after those of their columns.
@@ -50,15 +58,24 @@ TableOutcome missing_column(const arrow::Schema& schema, const std::string& fiel
   return outcome;
 }
 
-/// The column, or member of a column, of a batch that `field` names. Null if there is none.
-std::shared_ptr<arrow::Array> column_of(const arrow::RecordBatch& batch, const std::string& field) {
-  if (auto column = batch.GetColumnByName(field)) return column;
+/// The column, or member of a column, of a batch that `field` names. Null if there is none. `path`: the names that
+/// lead to it.
+std::shared_ptr<arrow::Array> column_of(const arrow::RecordBatch& batch, const std::string& field,
+                                        std::vector<std::string>& path) {
+  if (auto column = batch.GetColumnByName(field)) {
+    path.insert(path.begin(), field);
+    return column;
+  }
   for (size_t dot = field.find('.'); dot != std::string::npos; dot = field.find('.', dot + 1)) {
-    const auto column = batch.GetColumnByName(field.substr(0, dot));
+    const std::string first = field.substr(0, dot);
+    const auto column = batch.GetColumnByName(first);
     if (column == nullptr || column->type_id() != arrow::Type::STRUCT) continue;
     const auto rows = arrow::RecordBatch::FromStructArray(column);
     if (!rows.ok()) continue;
-    if (auto member = column_of(**rows, field.substr(dot + 1))) return member;
+    if (auto member = column_of(**rows, field.substr(dot + 1), path)) {
+      path.insert(path.begin(), first);
+      return member;
+    }
   }
   return nullptr;
 }
@@ -68,16 +85,6 @@ void take_texts(const arrow::Array& column, const Take& take) {
   const auto& texts = static_cast<const Texts&>(column);
   for (int64_t row = 0; row < texts.length(); ++row) {
     if (texts.IsValid(row)) take(texts.GetView(row));
-  }
-}
-
-/// Returns whether it is a text column.
-bool take_column(const arrow::Array& column, const Take& take) {
-  switch (column.type_id()) {
-    case arrow::Type::STRING: take_texts<arrow::StringArray>(column, take); return true;
-    case arrow::Type::LARGE_STRING: take_texts<arrow::LargeStringArray>(column, take); return true;
-    case arrow::Type::STRING_VIEW: take_texts<arrow::StringViewArray>(column, take); return true;
-    default: return false;
   }
 }
 
@@ -147,19 +154,63 @@ nlohmann::ordered_json parsed(nlohmann::ordered_json value) {
   return inner.is_discarded() ? value : inner;
 }
 
-/// The name of the column in which `field` is: its own, or that of which it is a member.
-std::string_view column_name(const arrow::RecordBatch& batch, std::string_view field) {
-  return batch.schema()->GetFieldIndex(std::string(field)) >= 0 ? field : field.substr(0, field.find('.'));
+/// Returns whether it is a text column.
+bool take_column(const arrow::Array& column, const Take& take) {
+  switch (column.type_id()) {
+    case arrow::Type::STRING: take_texts<arrow::StringArray>(column, take); return true;
+    case arrow::Type::LARGE_STRING: take_texts<arrow::LargeStringArray>(column, take); return true;
+    case arrow::Type::STRING_VIEW: take_texts<arrow::StringViewArray>(column, take); return true;
+    default: break;
+  }
+  if (!is_text(*column.type())) return false;
+  for (int64_t row = 0; row < column.length(); ++row) {  // coded by a dictionary
+    const nlohmann::ordered_json value = value_of(column, row);
+    if (!value.is_null()) take(value.get_ref<const std::string&>());
+  }
+  return true;
+}
+
+/// The values of a field, and the names that lead to them in an object.
+struct FieldValues {
+  std::string field;
+  std::vector<std::string> path{};
+  std::shared_ptr<arrow::Array> column{};
+};
+
+/// Nothing for a field that the batch has no column for.
+std::optional<FieldValues> values_of(const arrow::RecordBatch& batch, const std::string& field) {
+  FieldValues values{field};
+  values.column = column_of(batch, field, values.path);
+  if (values.column != nullptr) return values;
+  values.path = {field.substr(0, field.find('.'))};
+  values.column = batch.GetColumnByName(values.path.front());
+  const bool may_be_json = values.column != nullptr && is_text(*values.column->type());  // which has the member
+  return may_be_json ? std::optional(std::move(values)) : std::nullopt;
+}
+
+void add_value(const FieldValues& of, int64_t row, bool reads_json, nlohmann::ordered_json& object) {
+  nlohmann::ordered_json* at = &object;
+  for (size_t i = 0; i + 1 < of.path.size(); ++i) {
+    at = &(*at)[of.path[i]];
+    if (!at->is_object()) *at = nlohmann::ordered_json::object();
+  }
+  nlohmann::ordered_json value;
+  try {
+    value = value_of(*of.column, row);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument("column " + of.field + " " + error.what());
+  }
+  if (value.is_null() && of.path.size() > 1) return;
+  (*at)[of.path.back()] = reads_json ? parsed(std::move(value)) : std::move(value);
 }
 
 /// Takes each row of a batch. Returns the name of a needed column that is missing; "": none is.
 std::string take_objects(const arrow::RecordBatch& batch, const TableColumns& wanted, const Take& take) {
-  std::map<std::string, std::shared_ptr<arrow::Array>, std::less<>> columns;
+  std::vector<FieldValues> all;
   for (const auto* fields : {&wanted.needed, &wanted.others}) {
     for (const std::string& field : *fields) {
-      const std::string name(column_name(batch, field));
-      if (auto column = batch.GetColumnByName(name)) {
-        columns[name] = std::move(column);
+      if (auto values = values_of(batch, field)) {
+        all.push_back(*std::move(values));
       } else if (fields == &wanted.needed) {
         return field;
       }
@@ -167,10 +218,7 @@ std::string take_objects(const arrow::RecordBatch& batch, const TableColumns& wa
   }
   for (int64_t row = 0; row < batch.num_rows(); ++row) {
     auto object = nlohmann::ordered_json::object();
-    for (const auto& [name, column] : columns) {
-      nlohmann::ordered_json value = value_of(*column, row);
-      object[name] = wanted.reads_json ? parsed(std::move(value)) : std::move(value);
-    }
+    for (const FieldValues& values : all) add_value(values, row, wanted.reads_json, object);
     take(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   }
   return "";
@@ -260,7 +308,8 @@ extern "C" __attribute__((visibility("default"))) void caravan_read_table(
     caravan::TableOutcome& outcome) {
   const auto needs = [&](std::string_view leaf) { return leaf == field; };
   const auto use = [&](const arrow::RecordBatch& rows) {
-    const auto column = caravan::column_of(rows, field);
+    std::vector<std::string> path;
+    const auto column = caravan::column_of(rows, field, path);
     return column != nullptr && caravan::take_column(*column, take) ? std::string() : field;
   };
   caravan::read(path, {field, needs, use, caravan::missing_column}, outcome);
@@ -269,10 +318,12 @@ extern "C" __attribute__((visibility("default"))) void caravan_read_table(
 extern "C" __attribute__((visibility("default"))) void caravan_read_table_objects(
     const std::string& path, const caravan::TableColumns& columns,
     const std::function<void(std::string_view json)>& take, caravan::TableOutcome& outcome) {
-  const auto first_part = [](std::string_view name) { return name.substr(0, name.find('.')); };
-  const auto needs = [&](std::string_view leaf) {
-    const auto is_of_leaf = [&](const std::string& field) { return first_part(field) == first_part(leaf); };
-    return std::ranges::any_of(columns.needed, is_of_leaf) || std::ranges::any_of(columns.others, is_of_leaf);
+  const auto is_below = [](std::string_view name, std::string_view of) {
+    return name.starts_with(of) && (name.size() == of.size() || name[of.size()] == '.');
+  };
+  const auto needs = [&](std::string_view leaf) {  // of a text, its JSON may have the field
+    const auto is_of = [&](const std::string& field) { return is_below(leaf, field) || is_below(field, leaf); };
+    return std::ranges::any_of(columns.needed, is_of) || std::ranges::any_of(columns.others, is_of);
   };
   const auto use = [&](const arrow::RecordBatch& rows) { return caravan::take_objects(rows, columns, take); };
   caravan::read(path, {columns.needed.front(), needs, use, caravan::missing_objects}, outcome);
