@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -52,6 +54,20 @@ TEST(Architectures, writeAConfigThatTheyRead) {
     EXPECT_EQ(huggingface_config(back), text);
     EXPECT_EQ(parse_config_text(config_text(config), "manifest"), config);
     EXPECT_EQ(back.num_parameters(), config.num_parameters());
+  }
+}
+
+TEST(Architectures, ofAllButT5MayTellClassesApart) {
+  for (const ArchitectureRow& row : architectures()) {
+    if (row.base.has_encoder()) continue;
+    ModelConfig config = small_model(row);
+    config.classes = 3;
+    const std::string text = huggingface_config(config);
+    EXPECT_EQ(json::parse(text)["model_type"], row.name);
+    const std::string of_row =
+        row.their_class.substr(0, std::min(row.their_class.find("For"), row.their_class.find("LMHead")));
+    EXPECT_EQ(json::parse(text)["architectures"][0], of_row + "ForSequenceClassification");
+    EXPECT_EQ(huggingface_config(parse_huggingface_config(text, "config.json")), text) << row.name;
   }
 }
 

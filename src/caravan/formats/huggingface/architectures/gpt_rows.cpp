@@ -83,7 +83,9 @@ ArchitectureRow gpt_neox_row() {
                       .first = {{"embed_in.weight", {"embedding.token.weight"}}},
                       .layer = fused_layer("attention"),
                       .last = joined({biased_norm("final_layer_norm", "head.norm"),
-                                      columns_of("/embed_out.weight", "head.weight")})},
+                                      columns_of("/embed_out.weight", "head.weight")}),
+                      .classes = joined(
+                          {biased_norm("final_layer_norm", "head.norm"), columns_of("/score.weight", "head.weight")})},
           .begin = 0,
           .end = 2};
 }
@@ -127,7 +129,9 @@ ArchitectureRow opt_row() {
                                    biased_norm("final_layer_norm", "mlp_norm"), with_bias("fc1", {"mlp.up"}),
                                    with_bias("fc2", {"mlp.down"})}),
                   .last = joined({biased_norm("decoder.final_layer_norm", "head.norm"),
-                                  columns_of("/lm_head.weight", "head.weight")})},
+                                  columns_of("/lm_head.weight", "head.weight")}),
+                  .classes = joined({biased_norm("decoder.final_layer_norm", "head.norm"),
+                                     columns_of("/score.weight", "head.weight")})},
       .begin = 2,
       .end = 2};
 }
@@ -142,23 +146,25 @@ ArchitectureRow bloom_row() {
                              if (in.count_or("pretraining_tp", 1) > 1) in.require("slow_but_exact", false, false);
                            },
                            [](const ModelConfig&, nlohmann::ordered_json&) {}};
-  return {.name = "bloom",
-          .their_class = "BloomForCausalLM",
-          .base = {.arch = arch},
-          .columns = {layers("n_layer", "num_hidden_layers"), count("hidden_size", CARAVAN_FIELD(width), "n_embed"),
-                      count("n_head", CARAVAN_FIELD(heads), "num_attention_heads"), mlp,
-                      count_or("seq_length", CARAVAN_FIELD(context), 2048),
-                      real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(true),
-                      dropout({"attention_dropout", "hidden_dropout"}, 0),
-                      always("apply_residual_connection_post_layernorm", false), exact},
-          .weights = {.prefix = "transformer.",
-                      .layers = "h",
-                      .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
-                                       biased_norm("word_embeddings_layernorm", "embedding.norm")}),
-                      .layer = fused_layer("self_attention"),
-                      .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
-          .begin = 1,
-          .end = 2};
+  return {
+      .name = "bloom",
+      .their_class = "BloomForCausalLM",
+      .base = {.arch = arch},
+      .columns = {layers("n_layer", "num_hidden_layers"), count("hidden_size", CARAVAN_FIELD(width), "n_embed"),
+                  count("n_head", CARAVAN_FIELD(heads), "num_attention_heads"), mlp,
+                  count_or("seq_length", CARAVAN_FIELD(context), 2048),
+                  real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(true),
+                  dropout({"attention_dropout", "hidden_dropout"}, 0),
+                  always("apply_residual_connection_post_layernorm", false), exact},
+      .weights = {.prefix = "transformer.",
+                  .layers = "h",
+                  .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
+                                   biased_norm("word_embeddings_layernorm", "embedding.norm")}),
+                  .layer = fused_layer("self_attention"),
+                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
+                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
+      .begin = 1,
+      .end = 2};
 }
 
 /// Both branches of a layer read the same norm; all queries share one head of keys.
@@ -198,7 +204,8 @@ ArchitectureRow falcon_row() {
                   .layers = "h",
                   .first = {{"word_embeddings.weight", {"embedding.token.weight"}}},
                   .layer = fused_layer("self_attention"),
-                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")})},
+                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
+                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
       .begin = 11,
       .end = 11};
 }
