@@ -71,8 +71,8 @@ std::string page() {
         std::ranges::find(columns, WeightColumn::Form::by_head, &WeightColumn::form) != columns.end();
     const bool sees_all = !config.arch.is_causal, has_encoder = config.has_encoder();
     const char* tasks = sees_all ? "masked, classify" : has_encoder ? "spans, pairs" : "next, pairs, classify";
-    const char* commands = sees_all      ? "fill-mask, classify, embed"
-                           : has_encoder ? "generate"
+    const char* commands = sees_all      ? "fill-mask, evaluate, classify, embed"
+                           : has_encoder ? "generate, evaluate"
                                          : "generate, evaluate, classify, embed";
     text << "| `" << row.name << "` | " << row.their_class << " | " << tasks << " | " << fits("1d", 4, config) << " | "
          << (config.moe.is_used() ? "no" : fits("2d", 4, config)) << " | "

@@ -117,7 +117,10 @@ void add_generate(CLI::App& app, CommandLine& line) {
       ->check(whole_number(1))
       ->needs(draft);
   add_average(*command, generate.average);
-  command->add_option("--precision", generate.precision, "fp32, bf16 or fp16: of the weights in memory and of products")
+  command
+      ->add_option("--precision", generate.precision,
+                   "fp32, bf16 or fp16: of the weights in memory and of products; default: fp32, whatever the "
+                   "files have")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   command->add_option("--ranks", generate.ranks, "number of processes that share the model; default: 1");
   CLI::Option* tp = command->add_option("--tp", generate.tp,

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "caravan/base/error.h"
@@ -59,8 +60,8 @@ std::set<std::string> weight_files(const fs::path& folder) {
   if (fs::exists(folder / kWeights, error)) return {kWeights};
   const fs::path index = folder / kIndex;
   if (!fs::exists(index, error)) {
-    refuse_folder(folder, "has no model.safetensors",
-                  "save it with model.save_pretrained(.., safe_serialization=True)");
+    refuse_folder(folder, fmt::format("has no {}, nor {}", kWeights, kIndex),
+                  "save it with model.save_pretrained, or download what is missing of it");
   }
   const MappedFile file(index, "import");
   check_json_depth(file.text(), index.string(), "import");
@@ -73,6 +74,9 @@ std::set<std::string> weight_files(const fs::path& folder) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
     if (text.empty() || text.find('/') != std::string::npos)
       refuse_folder(index, tensor + " has no file name of this folder", "download the folder again");
+    if (!fs::exists(folder / text, error)) {
+      refuse_folder(index, fmt::format("has {} in {}, which is not there", tensor, text), "download that file again");
+    }
     names.insert(text);
   }
   return names;
