@@ -22,10 +22,6 @@ namespace fs = std::filesystem;
 const char* const kWeights = "model.safetensors";
 const char* const kIndex = "model.safetensors.index.json";
 
-[[noreturn]] void refuse_folder(const fs::path& file, const std::string& fact, const std::string& action) {
-  throw DataError({"import", file.string(), fact, "", action});
-}
-
 /// A tensor of one of the files; no bytes if none has it.
 struct FoundTensor {
   SafetensorsEntry entry{};
@@ -55,29 +51,32 @@ bool has_head_of_its_own(const fs::path& folder, const ModelConfig& config) {
 
 }  // namespace
 
+void refuse_import(const fs::path& file, const std::string& fact, const std::string& action) {
+  throw DataError({"import", file.string(), fact, "", action});
+}
+
 std::set<std::string> weight_files(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / kWeights, error)) return {kWeights};
   const fs::path index = folder / kIndex;
   if (!fs::exists(index, error)) {
-    refuse_folder(folder, fmt::format("has no {}, nor {}", kWeights, kIndex),
+    refuse_import(folder, fmt::format("has no {}, nor {}", kWeights, kIndex),
                   "save it with model.save_pretrained, or download what is missing of it");
   }
   const MappedFile file(index, "import");
   check_json_depth(file.text(), index.string(), "import");
   const nlohmann::json root = nlohmann::json::parse(file.text(), nullptr, false);
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    refuse_folder(index, "has no weight_map", "download the folder again");
+    refuse_import(index, "has no weight_map", "download the folder again");
   }
   std::set<std::string> names;
   for (const auto& [tensor, name] : root["weight_map"].items()) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
     if (text.empty() || text.find('/') != std::string::npos)
-      refuse_folder(index, tensor + " has no file name of this folder", "download the folder again");
-    if (!fs::exists(folder / text, error)) {
-      refuse_folder(index, fmt::format("has {} in {}, which is not there", tensor, text), "download that file again");
+      refuse_import(index, tensor + " has no file name of this folder", "download the folder again");
+    if (names.insert(text).second && !fs::exists(folder / text, error)) {
+      refuse_import(index, fmt::format("has {} in {}, which is not there", tensor, text), "download that file again");
     }
-    names.insert(text);
   }
   return names;
 }

@@ -8,6 +8,9 @@
 
 namespace caravan {
 
+/// Throws DataError: what is wrong with a file of a Hugging Face folder, and what to do.
+[[noreturn]] void refuse_import(const std::filesystem::path& file, const std::string& fact, const std::string& action);
+
 /// The names of the files of weights in a Hugging Face folder: model.safetensors, or the shards that
 /// model.safetensors.index.json lists. Throws DataError if there is none, or the index is damaged.
 std::set<std::string> weight_files(const std::filesystem::path& folder);

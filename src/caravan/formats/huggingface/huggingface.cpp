@@ -13,10 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const fs::path& file, const std::string& fact, const std::string& action) {
-  throw DataError({"import", file.string(), fact, "", action});
-}
-
 /// Removes the shards of weights, model-NNNNN-of-NNNNN.safetensors, and their index.
 void remove_shards(const fs::path& folder) {
   std::error_code error;
@@ -51,9 +47,9 @@ HuggingfaceFolder open_huggingface(const fs::path& folder, const OpenedHead& hea
   text.generation();  // refuses a damaged file before the weights are read
   Tokenizer tokenizer = read_tokenizer(folder, text.tokens);
   if (tokenizer.vocab_size() > config.vocabulary) {
-    refuse(folder / "tokenizer.json",
-           fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
-           "use the tokenizer.json that belongs to the model");
+    refuse_import(folder / "tokenizer.json",
+                  fmt::format("has {} tokens, the model {}", tokenizer.vocab_size(), config.vocabulary),
+                  "use the tokenizer.json that belongs to the model");
   }
   HuggingfaceWeights weights(folder, config, head.may_be_missing);
   ContentHasher hasher;
@@ -78,8 +74,8 @@ HuggingFaceModel read_huggingface(const fs::path& folder, bool may_lack_head) {
 }
 
 void refuse_base_model(const fs::path& folder, const std::string& missing) {
-  refuse(folder, fmt::format("is a base model, without a head: it has no {}", missing),
-         "use embed, or train it: train.init_from starts from it with a new head");
+  refuse_import(folder, fmt::format("is a base model, without a head: it has no {}", missing),
+                "use embed, or train it: train.init_from starts from it with a new head");
 }
 
 void write_huggingface(const fs::path& folder, const ModelConfig& config, const NamedTensors& parameters,

@@ -7,7 +7,6 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
-#include "caravan/base/error.h"
 #include "caravan/base/system/mapped_pages.h"
 #include "caravan/formats/huggingface/hf_folder.h"
 #include "caravan/formats/safetensors/tensor_file.h"
@@ -24,10 +23,6 @@ constexpr int64_t kBytesAtOnce = 2 << 20;
 constexpr size_t kHashedBytes = 256;
 
 const char* const kEmbedding = "embedding.token.weight";
-
-[[noreturn]] void refuse_weights(const fs::path& file, const std::string& fact, const std::string& action) {
-  throw DataError({"import", file.string(), fact, "", action});
-}
 
 }  // namespace
 
@@ -82,8 +77,7 @@ void HuggingfaceWeights::fill(const std::string& name, const TheirRows& range, c
   out.copy_(is_transposed ? values.t() : values);
   if (row.offset != 0) out.add_(row.offset);
   if (!all_finite(out)) {
-    refuse_weights(folder_, name + " has values that are not finite",
-                   "use weights of a training that has not diverged");
+    refuse_import(folder_, name + " has values that are not finite", "use weights of a training that has not diverged");
   }
   if (name == kEmbedding && !tied_head_.empty()) check_tied_head(theirs, out);
 }

@@ -183,7 +183,11 @@ at::Tensor few_rows_product(const at::Tensor& a, const at::Tensor& b, const std:
   const at::Tensor bias = bias_in.has_value() ? bias_in->to(at::kFloat).contiguous() : at::Tensor();
   const float* added = bias.defined() && !y.is_meta() ? data_of<float>(bias) : nullptr;
   if (are_few_rows_in_tiles(a, b, bf16)) {
-    type == at::kFloat ? multiply_in_tiles<float>(a, b, added, y) : multiply_in_tiles<Bf16>(a, b, added, y);
+    if (type == at::kFloat) {
+      multiply_in_tiles<float>(a, b, added, y);
+    } else {
+      multiply_in_tiles<Bf16>(a, b, added, y);
+    }
     return y;
   }
   const at::Tensor x = packed_rows(a);

@@ -33,7 +33,7 @@ class EachRowAlone {
 bool is_few_rows_product(const at::Tensor& a, const at::Tensor& b);
 
 /// Whether few_rows_product multiplies them in oneDNN's tiles: bf16 of even k on a processor with AMX, if its native
-/// arithmetic is chosen. Depends on no number of rows of a.
+/// arithmetic is chosen. Does not depend on the number of rows of a.
 bool are_few_rows_in_tiles(const at::Tensor& a, const at::Tensor& b, Bf16Arithmetic bf16);
 
 /// a b^T + bias: [m, k] and [n, k] -> [m, n] of `type`, fp32 or that of a; bias [n]. Takes the time of reading b once.
