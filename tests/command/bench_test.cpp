@@ -272,7 +272,6 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
 
 TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
   const std::string file = path("mine.toml");
-  std::ofstream(file) << to_toml(preset_hardware({.device = "h100-80"}));  // a file of this kind is replaced
   std::filesystem::create_directory(path("disk"));
   const Result result = caravan({"doctor", "--hardware", file, "--ranks", "2", "--disk", path("disk")});
   EXPECT_EQ(result.code, 0) << result.err;
@@ -300,6 +299,10 @@ TEST_F(DoctorTest, HardwareIsMeasuredAndWritten) {
   EXPECT_EQ(measured.levels[0].name, "host");
   EXPECT_GE(measured.levels[0].latency_seconds, kLeast_us * 1e-6);
   EXPECT_GT(measured.levels[0].bytes_per_second, 1e6);
+  // A file of this kind is replaced.
+  EXPECT_EQ(caravan({"doctor", "--hardware", file, "--ranks", "1"}).code, 0);
+  EXPECT_EQ(read_hardware(file).num_devices(), 1);
+  EXPECT_EQ(read_hardware(file).hosts[0].disk_read_bytes_per_second, 0) << "without --disk";
 }
 
 TEST_F(DoctorTest, HardwareIsNotWrittenOverOtherFiles) {
