@@ -12,6 +12,7 @@
 #include "caravan/base/memory/block_cache.h"
 #include "caravan/base/memory/held_blocks.h"
 #include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/numeric/vector_math.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -105,6 +106,7 @@ Runtime::Runtime(const RuntimeOptions& options) {
   if (runtime_lives.exchange(true)) {
     throw UsageError({"runtime", "", "another Session or Runtime exists in this process", "", "make one, in main()"});
   }
+  settle_vector_math();
   at::set_num_threads(options.intra_op_threads);
   if (options.count_memory) {
     static CountingAllocator allocator;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/numeric/vector_math.h"
 #include "caravan/base/text.h"
 #include "caravan/module/initialise.h"
 #include "caravan/module/meta/meta_kernels.h"
@@ -53,7 +54,7 @@ Tensors Next::operator()(Tensors inputs, const ForwardContext& context) const {
   return inputs;
 }
 
-Module::Module() : hooks_(std::make_shared<Hook::List>()) {}
+Module::Module() : hooks_(std::make_shared<Hook::List>()) { settle_vector_math(); }
 Module::~Module() = default;
 
 Hook Module::add_hook(Around hook, Place place) {
