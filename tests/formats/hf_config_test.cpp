@@ -383,7 +383,7 @@ TEST(HuggingfaceConfig, unsupportedSettingsAreRefusedByKey) {
       {kGpt2, "scale_attn_weights", false, "is false"},
       {kGpt2, "add_cross_attention", true, "is true"},
       {kGpt2, "resid_pdrop", 0.5, "attn_pdrop is 0.25"},
-      {kGpt2, "quantization_config", {{"bits", 4}}, "quantized"},
+      {kGpt2, "quantization_config", {{"bits", 4}, {"quant_method", "gptq"}}, "quantized by the method \"gptq\""},
       {kGpt2, "model_type", "gptj", "is 'gptj'; the supported types are gpt2, llama, mistral, "},
       {kLlama, "model_type", "qwen4", "the nearest is 'qwen"},
       {kLlama, "model_type", "gemma3", "its text part alone is gemma3_text"},

@@ -151,8 +151,12 @@ std::string huggingface_config(const ModelConfig& config, const SpecialTokens& t
 ModelConfig parse_huggingface_config(std::string_view json, std::string_view file) {
   const Json parsed = parse_config_object(json, file);
   const ConfigReader in(parsed, "", file);
-  if (in.find("quantization_config") != nullptr) {
-    in.refuse("quantization_config", "says that the weights are quantized", "import the model before quantization");
+  if (const Json* quantization = in.find("quantization_config")) {
+    const bool has_method = quantization->is_object() && quantization->contains("quant_method");
+    const std::string method = has_method ? quantization->at("quant_method").dump() : "";
+    in.refuse("quantization_config",
+              "says that the weights are quantized" + (method.empty() ? "" : " by the method " + method),
+              "import the model before quantization");
   }
   const ArchitectureRow& row = read_row(in);
   ModelConfig config;
