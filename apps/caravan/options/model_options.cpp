@@ -1,9 +1,11 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "apps/caravan/options/option_groups.h"
 #include "caravan/base/error.h"
+#include "caravan/recipe/recipe.h"
 
 namespace caravan::app {
 namespace {
@@ -58,8 +60,9 @@ void add_average(CLI::App& app, bool& average) {
 /// What a prompt is: a text to continue, or a message.
 void add_prompts(CLI::App& app, GenerateArguments& generate) {
   CLI::Option* prompt = app.add_option("--prompt", generate.prompt,
-                                       "the text to continue, or what a user says to a model with a chat template; - "
-                                       "reads it from standard input");
+                                       fmt::format("the text to continue, or what a user says to a model with a chat "
+                                                   "template; - reads it from standard input; default: \"{}\"",
+                                                   Recipe().sample.prompt));
   CLI::Option* prompts =
       app.add_option("--prompts", generate.prompts,
                      "a file of them: one a line, or, in a .jsonl file, the field \"prompt\", or the \"messages\" (and "
