@@ -193,6 +193,42 @@ TEST_F(EvaluateTaskTest, ClassifiersHaveTheFiguresOfTheirValidation) {
   EXPECT_THAT(refused({"--stride", "4"}), HasSubstr("--stride: is of windows of one text"));
 }
 
+TEST_F(EvaluateTaskTest, TextsOfAnyFieldsAreAsked) {
+  std::string lines, usual;
+  for (const char* text : {"a white whale", "the black sea"}) {
+    const nlohmann::json line{{"text", 7}, {"body", text}, {"after", "of the ship"}, {"pair", "not asked for"}};
+    lines += line.dump() + "\n";
+    usual += nlohmann::json{{"text", text}, {"pair", "of the ship"}}.dump() + "\n";
+  }
+  file("body.jsonl", lines);
+  file("usual.jsonl", usual);
+  file("kinds.jsonl", R"({"text": "a white whale", "kind": 1})"
+                      "\n"
+                      R"({"text": "the black sea", "kind": 2})"
+                      "\n");
+  trained("bert",
+          {"model.kind=bert", "model.tie_embeddings=true", "data.task=classify", "data.tokenizer={train=300}",
+           "data.text=" + path("kinds.jsonl"), "data.validation=" + path("kinds.jsonl"), "data.label_field=kind"});
+  const auto classes = [&](const Words& more) {
+    Words words{"classify", path("bert"), "--json", "--texts"};
+    words.insert(words.end(), more.begin(), more.end());
+    return caravan(words);
+  };
+  const Result pairs = classes({path("usual.jsonl")});
+  ASSERT_EQ(pairs.code, 0) << pairs.err;
+  EXPECT_EQ(classes({path("body.jsonl"), "--field", "body", "--pair-field", "after"}).out, pairs.out);
+  const Result single = classes({path("body.jsonl"), "--field", "body"});
+  EXPECT_EQ(nlohmann::json::parse(single.out.substr(0, single.out.find('\n'))).contains("pair"), false);
+  EXPECT_THAT(classes({path("body.jsonl"), "--field", "bodi"}).err, HasSubstr("body.jsonl:1: has no field bodi"));
+  EXPECT_THAT(classes({path("usual.jsonl"), "--pair-field", "after"}).err, HasSubstr("has no field after"));
+  EXPECT_THAT(classes({path("text.txt"), "--field", "body"}).err, HasSubstr("text.txt has no fields"));
+  EXPECT_THAT(classes({path("text.txt"), "--pair-field", "pair"}).err, HasSubstr("--pair-field: "));
+  EXPECT_THAT(classes({path("body.jsonl"), "--field", "body", "--pair-field", "body"}).err,
+              HasSubstr("is the field of the first text"));
+  const Result single_text = caravan({"classify", path("bert"), "--text", "a whale", "--field", "body"});
+  EXPECT_THAT(single_text.err, HasSubstr("--texts"));
+}
+
 TEST_F(EvaluateTaskTest, TokensOfOtherTasksHaveTheLossOfTheirValidation) {
   std::string pairs;
   for (int i = 0; i < 30; ++i) {

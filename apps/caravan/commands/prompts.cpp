@@ -87,12 +87,18 @@ std::vector<PromptText> prompts_of_json(const std::filesystem::path& path) {
   return prompts;
 }
 
-std::vector<AskedText> texts_of_json(const std::filesystem::path& path) {
+/// With a field of the user's for the texts, a second text too is only one that the user names.
+std::vector<AskedText> texts_of_json(const std::filesystem::path& path, const AskArguments& arguments) {
+  const std::string field = arguments.field.value_or("text"), second = arguments.pair_field.value_or("pair");
+  if (field == second) {
+    throw UsageError({"ask", "--pair-field", fmt::format("{} is the field of the first text", second), "",
+                      "name that of the second text, or leave it out"});
+  }
   std::vector<AskedText> texts;
   for_each_json_line(path, [&](int64_t number, const nlohmann::json& object) {
-    const PromptText line = of_line(text_field(object, "text", path, number), path, number);
-    const std::string pair = object.contains("pair") ? text_field(object, "pair", path, number) : "";
-    texts.push_back({line.text, pair, line.where});
+    const PromptText line = of_line(text_field(object, field, path, number), path, number);
+    const bool is_pair = arguments.pair_field || (!arguments.field && object.contains(second));
+    texts.push_back({line.text, is_pair ? text_field(object, second, path, number) : "", line.where});
   });
   return texts;
 }
@@ -107,8 +113,14 @@ std::vector<AskedText> read_texts(const AskArguments& arguments) {
   }
   const std::filesystem::path path = arguments.texts;
   std::vector<AskedText> texts;
-  if (path.extension() == ".jsonl") {
-    texts = texts_of_json(path);
+  const bool is_json = path.extension() == ".jsonl";
+  if (!is_json && (arguments.field || arguments.pair_field)) {
+    throw UsageError({"ask", arguments.field ? "--field" : "--pair-field",
+                      fmt::format("{} has no fields", path.string()), "",
+                      "leave it out, or give JSON lines in a .jsonl file"});
+  }
+  if (is_json) {
+    texts = texts_of_json(path, arguments);
   } else {
     for (PromptText& line : prompts_of_text(path)) texts.push_back({std::move(line.text), "", std::move(line.where)});
   }

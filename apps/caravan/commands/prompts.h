@@ -20,7 +20,7 @@ struct PromptText {
 std::vector<PromptText> read_prompts(const GenerateArguments& arguments);
 
 /// The texts of fill-mask, classify and embed: --text with --pair, or those of --texts. Throws as above, and UsageError
-/// if there is neither.
+/// if there is neither, or fields are given for a file without them.
 struct AskedText {
   std::string text;
   std::string pair;   ///< "": none

@@ -12,10 +12,17 @@ CLI::App* add_question(CLI::App& app, CommandLine& line, const char* name, const
   CLI::App* command = app.add_subcommand(name, about);
   command->add_option("source", ask.source, "a run, a checkpoint or a Hugging Face folder; default: the newest run");
   CLI::Option* text = command->add_option("--text", ask.text, "the text; - reads it from standard input");
-  CLI::Option* texts = command->add_option("--texts", ask.texts,
-                                           "a file of texts: one a line, or, in a .jsonl file, the fields \"text\" "
-                                           "and, where there is one, \"pair\" of each line");
+  CLI::Option* texts =
+      command->add_option("--texts", ask.texts,
+                          "a file of texts: one a line, or, in a .jsonl file, the field of --field and "
+                          "that of --pair-field of each line");
   texts->check(not_empty())->excludes(text);
+  const auto field = [&](const char* option, std::optional<std::string>& value, const char* help) {
+    command->add_option(option, value, help)->check(not_empty())->needs(texts);
+  };
+  field("--field", ask.field, "the texts in JSON lines; default: text");
+  field("--pair-field", ask.pair_field,
+        "the second texts in JSON lines; default: pair, in lines that have it, without --field");
   command->add_option("--pair", ask.pair, "a second text, which belongs to the first")->needs(text);
   command->add_flag("--json", ask.json, "print one JSON object per text");
   command->add_flag("--truncate", ask.truncate,

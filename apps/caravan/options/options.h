@@ -83,8 +83,10 @@ struct AskArguments {
   enum class What : uint8_t { fill_mask, classify, embed } what = What::fill_mask;
   std::string source;  ///< run, checkpoint or Hugging Face folder; "": the newest run
   std::optional<std::string> text;
-  std::string pair;   ///< "": none
-  std::string texts;  ///< a file of texts; "": not given
+  std::string pair;                       ///< "": none
+  std::string texts;                      ///< a file of texts; "": not given
+  std::optional<std::string> field;       ///< of its JSON lines; default: "text"
+  std::optional<std::string> pair_field;  ///< default: "pair", where a line has it, without `field`
   int64_t top = 5;
   std::string pooling = "mean";
   bool json = false;
