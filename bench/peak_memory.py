@@ -49,7 +49,7 @@ def measure(arguments, size, dtype):
         peaks = {}
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while run.poll() is None:
-            for child in children_of(run.pid) if arguments.ranks > 1 else [run.pid]:  # one rank is no child
+            for child in children_of(run.pid) if arguments.ranks > 1 else [run.pid]:  # a single rank is the launcher itself
                 peaks[child] = max(peaks.get(child, 0), peak_of(child))
             time.sleep(0.02)
         if run.returncode != 0:

@@ -218,7 +218,7 @@ TEST_F(EvaluateTaskTest, TextsOfAnyFieldsAreAsked) {
   ASSERT_EQ(pairs.code, 0) << pairs.err;
   EXPECT_EQ(classes({path("body.jsonl"), "--field", "body", "--pair-field", "after"}).out, pairs.out);
   const Result single = classes({path("body.jsonl"), "--field", "body"});
-  EXPECT_EQ(nlohmann::json::parse(single.out.substr(0, single.out.find('\n'))).contains("pair"), false);
+  EXPECT_FALSE(nlohmann::json::parse(single.out.substr(0, single.out.find('\n'))).contains("pair"));
   EXPECT_THAT(classes({path("body.jsonl"), "--field", "bodi"}).err, HasSubstr("body.jsonl:1: has no field bodi"));
   EXPECT_THAT(classes({path("usual.jsonl"), "--pair-field", "after"}).err, HasSubstr("has no field after"));
   EXPECT_THAT(classes({path("text.txt"), "--field", "body"}).err, HasSubstr("text.txt has no fields"));

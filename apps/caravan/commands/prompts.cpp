@@ -87,7 +87,7 @@ std::vector<PromptText> prompts_of_json(const std::filesystem::path& path) {
   return prompts;
 }
 
-/// With a field of the user's for the texts, a second text too is only one that the user names.
+/// If the user names the field of the texts, there are second texts only if their field is named too.
 std::vector<AskedText> texts_of_json(const std::filesystem::path& path, const AskArguments& arguments) {
   const std::string field = arguments.field.value_or("text"), second = arguments.pair_field.value_or("pair");
   if (field == second) {

@@ -14,8 +14,8 @@ CLI::App* add_question(CLI::App& app, CommandLine& line, const char* name, const
   CLI::Option* text = command->add_option("--text", ask.text, "the text; - reads it from standard input");
   CLI::Option* texts =
       command->add_option("--texts", ask.texts,
-                          "a file of texts: one a line, or, in a .jsonl file, the field of --field and "
-                          "that of --pair-field of each line");
+                          "a file of texts: one a line, or, in a .jsonl file, the fields of each line that "
+                          "--field and --pair-field name");
   texts->check(not_empty())->excludes(text);
   const auto field = [&](const char* option, std::optional<std::string>& value, const char* help) {
     command->add_option(option, value, help)->check(not_empty())->needs(texts);

@@ -13,6 +13,11 @@ std::vector<WeightColumn> biased_norm(const std::string& theirs, const std::stri
   return with_bias(theirs, {ours});
 }
 
+/// The last norm, and the matrix behind it: of logits, or of classes.
+std::vector<WeightColumn> head(const std::string& norm, const std::string& matrix) {
+  return joined({biased_norm(norm, "head.norm"), columns_of(matrix, "head.weight")});
+}
+
 /// A function: rows may be made before the constants of this file.
 std::vector<std::string> qkv() { return {"attention.query", "attention.key", "attention.value"}; }
 
@@ -56,8 +61,8 @@ ArchitectureRow gpt2_row() {
                               with_bias("attn.c_proj", {"attention.output"}, Form::transposed),
                               biased_norm("ln_2", "mlp_norm"), with_bias("mlp.c_fc", {"mlp.up"}, Form::transposed),
                               with_bias("mlp.c_proj", {"mlp.down"}, Form::transposed)}),
-                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
-                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
+                  .last = head("ln_f", "/lm_head.weight"),
+                  .classes = head("ln_f", "/score.weight")},
       .begin = 50256,
       .end = 50256};
 }
@@ -82,10 +87,8 @@ ArchitectureRow gpt_neox_row() {
                       .layers = "layers",
                       .first = {{"embed_in.weight", {"embedding.token.weight"}}},
                       .layer = fused_layer("attention"),
-                      .last = joined({biased_norm("final_layer_norm", "head.norm"),
-                                      columns_of("/embed_out.weight", "head.weight")}),
-                      .classes = joined(
-                          {biased_norm("final_layer_norm", "head.norm"), columns_of("/score.weight", "head.weight")})},
+                      .last = head("final_layer_norm", "/embed_out.weight"),
+                      .classes = head("final_layer_norm", "/score.weight")},
           .begin = 0,
           .end = 2};
 }
@@ -128,10 +131,8 @@ ArchitectureRow opt_row() {
                                    with_bias("self_attn.out_proj", {"attention.output"}),
                                    biased_norm("final_layer_norm", "mlp_norm"), with_bias("fc1", {"mlp.up"}),
                                    with_bias("fc2", {"mlp.down"})}),
-                  .last = joined({biased_norm("decoder.final_layer_norm", "head.norm"),
-                                  columns_of("/lm_head.weight", "head.weight")}),
-                  .classes = joined({biased_norm("decoder.final_layer_norm", "head.norm"),
-                                     columns_of("/score.weight", "head.weight")})},
+                  .last = head("decoder.final_layer_norm", "/lm_head.weight"),
+                  .classes = head("decoder.final_layer_norm", "/score.weight")},
       .begin = 2,
       .end = 2};
 }
@@ -146,25 +147,24 @@ ArchitectureRow bloom_row() {
                              if (in.count_or("pretraining_tp", 1) > 1) in.require("slow_but_exact", false, false);
                            },
                            [](const ModelConfig&, nlohmann::ordered_json&) {}};
-  return {
-      .name = "bloom",
-      .their_class = "BloomForCausalLM",
-      .base = {.arch = arch},
-      .columns = {layers("n_layer", "num_hidden_layers"), count("hidden_size", CARAVAN_FIELD(width), "n_embed"),
-                  count("n_head", CARAVAN_FIELD(heads), "num_attention_heads"), mlp,
-                  count_or("seq_length", CARAVAN_FIELD(context), 2048),
-                  real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(true),
-                  dropout({"attention_dropout", "hidden_dropout"}, 0),
-                  always("apply_residual_connection_post_layernorm", false), exact},
-      .weights = {.prefix = "transformer.",
-                  .layers = "h",
-                  .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
-                                   biased_norm("word_embeddings_layernorm", "embedding.norm")}),
-                  .layer = fused_layer("self_attention"),
-                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
-                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
-      .begin = 1,
-      .end = 2};
+  return {.name = "bloom",
+          .their_class = "BloomForCausalLM",
+          .base = {.arch = arch},
+          .columns = {layers("n_layer", "num_hidden_layers"), count("hidden_size", CARAVAN_FIELD(width), "n_embed"),
+                      count("n_head", CARAVAN_FIELD(heads), "num_attention_heads"), mlp,
+                      count_or("seq_length", CARAVAN_FIELD(context), 2048),
+                      real("layer_norm_epsilon", CARAVAN_FIELD(norm_epsilon), 1e-5), tied(true),
+                      dropout({"attention_dropout", "hidden_dropout"}, 0),
+                      always("apply_residual_connection_post_layernorm", false), exact},
+          .weights = {.prefix = "transformer.",
+                      .layers = "h",
+                      .first = joined({columns_of("word_embeddings.weight", "embedding.token.weight"),
+                                       biased_norm("word_embeddings_layernorm", "embedding.norm")}),
+                      .layer = fused_layer("self_attention"),
+                      .last = head("ln_f", "/lm_head.weight"),
+                      .classes = head("ln_f", "/score.weight")},
+          .begin = 1,
+          .end = 2};
 }
 
 /// Both branches of a layer read the same norm; all queries share one head of keys.
@@ -204,8 +204,8 @@ ArchitectureRow falcon_row() {
                   .layers = "h",
                   .first = {{"word_embeddings.weight", {"embedding.token.weight"}}},
                   .layer = fused_layer("self_attention"),
-                  .last = joined({biased_norm("ln_f", "head.norm"), columns_of("/lm_head.weight", "head.weight")}),
-                  .classes = joined({biased_norm("ln_f", "head.norm"), columns_of("/score.weight", "head.weight")})},
+                  .last = head("ln_f", "/lm_head.weight"),
+                  .classes = head("ln_f", "/score.weight")},
       .begin = 11,
       .end = 11};
 }
