@@ -147,13 +147,14 @@ TEST(Runtime, ReportsTheSizeOfAFailedAllocation) {
   }
 }
 
-TEST(BlockCache, RoundsUpByAtMostAnEighthAndReusesAClass) {
+TEST(BlockCache, RoundsUpByAtMostAnEighthOrToAPageAndReusesAClass) {
   for (size_t bytes = 1; bytes < (size_t{1} << 24); bytes = bytes * 9 / 8 + 1) {
     const size_t rounded = BlockCache::rounded(bytes);
     EXPECT_GE(rounded, bytes);
     EXPECT_EQ(BlockCache::rounded(rounded), rounded);
+    const bool is_page = BlockCache::has_pages(rounded) && rounded <= kHugePage;
     if (bytes > 512) {
-      EXPECT_LE(rounded, bytes + bytes / 8 + 4096);
+      EXPECT_LE(rounded, bytes + bytes / (is_page ? 3 : 8) + 64);
     }
   }
   BlockCache cache;

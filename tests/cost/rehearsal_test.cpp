@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "caravan/base/memory/huge_pages.h"
 #include "caravan/comm/backends/shared/thread_ranks.h"
 #include "caravan/models/model.h"
 #include "caravan/nn/lora.h"
@@ -28,6 +29,7 @@ struct Shape {
   int zero_stage = 3;  ///< if parameters are sharded
   Share share = Share::automatic;
   bool keeps_frozen = false;
+  bool lends_gradients = true;
 };
 
 /// A model under ddp or fsdp, and its steps.
@@ -42,6 +44,7 @@ struct Steps {
       strategy = zero(model, mesh, {.stage = shape.zero_stage, .share = shape.share, .compute_dtype = compute});
     }
     strategy.keeps_frozen = shape.keeps_frozen;
+    strategy.lends_gradients = shape.lends_gradients;
     add_around(recompute, strategy, model);
     engine = std::make_unique<Engine>(model, mesh, strategy, Engine::Options{.seed = 1, .device = device});
     optimizer = std::make_unique<AdamW>(engine->state());
@@ -315,6 +318,17 @@ struct UserSteps {
   std::unique_ptr<Optimizer> optimizer;
   at::Tensor x;
 };
+
+TEST(Rehearsal, HoldsLessIfGradientsAreLent) {
+  Shape shape{.model = gpt2(0), .sequences = 16, .rows = 16};  // gradients of 12 MiB, activations of more
+  const Rehearsal lent = rehearsed(shape, Setting{"recompute"}, 1, 0, false);
+  shape.lends_gradients = false;
+  const Rehearsal kept = rehearsed(shape, Setting{"recompute"}, 1, 0, false);
+  EXPECT_EQ(lent.peak.of, kept.peak.of) << "of tensors";
+  if (can_move_pages()) {
+    EXPECT_LE(lent.held_bytes, kept.held_bytes - (8 << 20));
+  }
+}
 
 TEST(Rehearsal, OfAUsersConvolutionalModule) {
   std::map<Verb, std::pair<int64_t, int64_t>> want, got;  // calls and bytes of the second step over dp

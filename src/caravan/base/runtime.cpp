@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include "caravan/base/memory/held_blocks.h"
 #include "caravan/base/memory/memory_counter.h"
 #include "caravan/base/numeric/vector_math.h"
+#include "caravan/base/tensor_loan.h"
 #include "caravan/base/text.h"
 
 namespace caravan {
@@ -81,8 +83,6 @@ class CountingMetaAllocator final : public c10::Allocator {
     return {nullptr, block, &release, c10::Device(c10::DeviceType::Meta)};
   }
   void copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const override {}
-
- private:
   static void release(void* context) { delete static_cast<DryBlock*>(context); }
 };
 
@@ -138,6 +138,19 @@ int64_t bytes_of_allocation(int n, const std::function<void()>& call) {
   }
   until_stop = 0;
   return 0;
+}
+
+PageLoan loan_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.nbytes() == 0) return {};
+  const c10::DataPtr& memory = tensor.storage().data_ptr();
+  if (memory.get_deleter() == &CountingMetaAllocator::release) {
+    const auto offset = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size();
+    return static_cast<const DryBlock*>(memory.get_context())->loan(offset, tensor.nbytes());
+  }
+  if (memory.get_deleter() != &free_block) return {};
+  const auto* header = static_cast<const Header*>(memory.get_context()) - 1;
+  if (!BlockCache::has_pages(header->rounded_bytes)) return {};
+  return {std::shared_ptr<BlockCache>(std::shared_ptr<void>(), &cache()), tensor.data_ptr(), tensor.nbytes()};
 }
 
 }  // namespace caravan

@@ -27,9 +27,9 @@ namespace caravan {
 ///     without overlap and records the order of events; the ranks compare it, and later steps follow a schedule built
 ///     from it.
 ///   run_step(m, passes): follows the table of strategy.passes.
-/// Afterwards every parameter's gradient, summed over ranks and micro-batches, is in state().gradients, in the layout
-/// of the sharded parameter, and is the .grad of parameters(). A sum, not a mean: divide the loss by the global count
-/// (ForwardContext::loss_scale).
+/// Afterwards, until the next step begins (Strategy::lends_gradients), every parameter's gradient, summed over ranks
+/// and micro-batches, is in state().gradients, in the layout of the sharded parameter, and is the .grad of
+/// parameters(). A sum, not a mean: divide the loss by the global count (ForwardContext::loss_scale).
 ///
 /// Forward passes outside of a step, or with Phase::evaluate, gather what they need and free it.
 class Engine : private GradientSink {

@@ -74,6 +74,9 @@ struct Strategy {
   int batch_of_versions = 0;
   /// Sums of gradients in the unsharded layout keep their memory, which includes the sharded gradients.
   bool keeps_gradients = false;
+  /// The memory of the gradients of one rank alone holds activations from the begin of a step until its backward: they
+  /// last until the next step begins. false: until its backward overwrites them.
+  bool lends_gradients = true;
   /// Neighbouring groups whose gradients are reduced in place share collectives of at least this size.
   int64_t bucket_bytes = kBucketBytes;
   /// The same for the first collective of a step, if this is less, so that it starts early.

@@ -93,9 +93,10 @@ class ParallelModel {
   /// Every rank calls it.
   at::Tensor evaluate(const at::Tensor& input);
 
-  /// What an optimizer of torch::optim updates: pieces of this rank, with .grad after a step. An optimizer that is not
-  /// element-wise takes whole_parameters(). Throws UsageError for parameters or gradients on disk: an optimizer of this
-  /// library updates them there (optim/optimizer.h: `AdamW optimizer(model.engine().state())`).
+  /// What an optimizer of torch::optim updates: pieces of this rank, with .grad after a step, until the next forward in
+  /// training begins one. An optimizer that is not element-wise takes whole_parameters(). Throws UsageError for
+  /// parameters or gradients on disk: an optimizer of this library updates them there (optim/optimizer.h: `AdamW
+  /// optimizer(model.engine().state())`).
   std::vector<at::Tensor> parameters() const;
   /// The same for an optimizer that needs whole matrices, such as Muon or Shampoo: whole tensors, whatever technique
   /// shards them. Where ranks have parts, each parameter goes to one rank that holds some of it, about equally many

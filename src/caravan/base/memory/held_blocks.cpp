@@ -47,7 +47,7 @@ int64_t HeldBlocksScope::peak_bytes() const {
 }
 
 DryBlock::DryBlock(size_t bytes, size_t header_bytes)
-    : charge_(MemoryCharge::take(static_cast<int64_t>(bytes))), held_(held_blocks) {
+    : charge_(MemoryCharge::take(static_cast<int64_t>(bytes))), held_(held_blocks), header_bytes_(header_bytes) {
   if (held_ == nullptr || held_->is_ignored || bytes == 0) return;
   rounded_bytes_ = BlockCache::rounded(bytes + header_bytes);
   block_ = held_->cache.take(rounded_bytes_);
@@ -56,6 +56,12 @@ DryBlock::DryBlock(size_t bytes, size_t header_bytes)
 DryBlock::~DryBlock() {
   charge_.release();
   if (block_ != nullptr) held_->cache.put(block_, rounded_bytes_);
+}
+
+PageLoan DryBlock::loan(size_t offset, size_t bytes) const {
+  if (block_ == nullptr || !BlockCache::has_pages(rounded_bytes_)) return {};
+  std::byte* data = static_cast<std::byte*>(block_) + header_bytes_;
+  return {std::shared_ptr<BlockCache>(held_, &held_->cache), data + offset, bytes};
 }
 
 }  // namespace caravan

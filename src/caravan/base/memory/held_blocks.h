@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "caravan/base/memory/memory_counter.h"
+#include "caravan/base/memory/page_loan.h"
 
 namespace caravan {
 
@@ -40,9 +41,13 @@ class DryBlock {
   DryBlock(const DryBlock&) = delete;
   DryBlock& operator=(const DryBlock&) = delete;
 
+  /// Of `bytes` from `offset` on, behind the header.
+  PageLoan loan(size_t offset, size_t bytes) const;
+
  private:
   MemoryCharge charge_;
   std::shared_ptr<HeldBlocks> held_;  ///< null: not counted
+  size_t header_bytes_ = 0;
   size_t rounded_bytes_ = 0;
   void* block_ = nullptr;
 };

@@ -140,6 +140,9 @@ struct FlatState {
   int64_t parameter_bytes = 0;          ///< bytes of values, kept buffers and copies; of a shared buffer this rank's
                                         ///< part
   int64_t gradient_bytes = 0;
+  /// The gradients are memory of this process alone, and nothing reads them between the begin of a step and its
+  /// backward: see GradientLoan.
+  bool lends_gradients = false;
 
   std::shared_ptr<Tiers> tiers{};  ///< see Strategy
   Tier optimizer_tier = Tier::device;

@@ -71,22 +71,19 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   delay_after = strategy.delay_after;
   const at::ScalarType compute_dtype = strategy.compute_dtype == at::kFloat ? dtype : strategy.compute_dtype;
   const at::ScalarType gradient_dtype = strategy.gradient_dtype == at::kFloat ? dtype : strategy.gradient_dtype;
+  // What no peer reads is in memory of this process, whose pages may be huge and can be lent: a model that generates
+  // text reads all of it for each token.
+  const bool is_alone = mesh.size() == 1 && (device.is_cpu() || device.is_meta());
+  const bool is_read_only = device.is_cpu() && std::ranges::all_of(layout.buckets(), [](const Bucket& bucket) {
+                              return !bucket.is_trained && bucket.is_in_place();
+                            });
   const auto make = [&](int64_t count, at::ScalarType type, int64_t& bytes) {
     const MemoryKindScope kind(&bytes == &gradient_bytes ? MemoryKind::gradients : MemoryKind::parameters);
     bytes += count * static_cast<int64_t>(c10::elementSize(type));
-    return allocate_flat(mesh.world(), count, type, device);
+    if (!is_alone && !is_read_only) return allocate_flat(mesh.world(), count, type, device);
+    return at::zeros({count}, at::TensorOptions().dtype(type).device(device));
   };
-  // What no peer reads is in memory of this process, whose pages may be huge: a model that generates text reads all of
-  // it for each token.
-  const bool is_own = device.is_cpu() && std::ranges::all_of(layout.buckets(), [](const Bucket& bucket) {
-                        return !bucket.is_trained && bucket.is_in_place();
-                      });
-  const auto make_values = [&](int64_t count) {
-    if (!is_own) return make(count, dtype, parameter_bytes);
-    const MemoryKindScope kind(MemoryKind::parameters);
-    parameter_bytes += count * static_cast<int64_t>(c10::elementSize(dtype));
-    return at::zeros({count}, at::TensorOptions().dtype(dtype).device(device));
-  };
+  lends_gradients = is_alone && strategy.lends_gradients && !strategy.is_offloaded();
   const auto make_leaf = [&](const Bucket& bucket) {
     if (strategy.unsharded_memory != UnshardedMemory::shared || bucket.fill.size() != 1) {
       return make(bucket.unsharded_count, compute_dtype, parameter_bytes);
@@ -101,7 +98,8 @@ void FlatState::allocate(const Strategy& strategy, const Mesh& mesh, at::ScalarT
   const auto of = [&](at::ScalarType type) { return at::TensorOptions().dtype(type).device(device); };
   const Tier values_tier = strategy.values_tier();
   const bool has_one_tier = values_tier == strategy.parameters_tier;
-  Pieces all_values(of(dtype), values_tier, tiers, MemoryKind::parameters, /*is_apart=*/false, make_values);
+  Pieces all_values(of(dtype), values_tier, tiers, MemoryKind::parameters, /*is_apart=*/false,
+                    [&](int64_t count) { return make(count, dtype, parameter_bytes); });
   Pieces all_gradients(of(gradient_dtype), strategy.gradients_tier, tiers, MemoryKind::gradients, /*is_apart=*/false,
                        [&](int64_t count) { return make(count, gradient_dtype, gradient_bytes); });
   // The host writes copies bucket by bucket, and a unit waits for its own.

@@ -25,6 +25,7 @@ GradientSums::GradientSums(FlatState& state, const Strategy& strategy, BufferPoo
       sum_dtype_(state.values.scalar_type()),
       wire_dtype_(strategy.reduce_dtype.value_or(state.gradients.scalar_type())),
       rounds_(state.gradients.scalar_type() != sum_dtype_),
+      loan_(state),
       slots_(state.layout.slots().size()),
       buckets_(state.layout.buckets().size()) {}
 
@@ -40,6 +41,7 @@ void GradientSums::begin_step() {
   run_ = nullptr;
   run_count_ = 0;
   is_first_run_ = true;
+  loan_.lend();
 }
 
 void GradientSums::finish_older() {
@@ -64,7 +66,7 @@ void GradientSums::clear_gaps(const Bucket& bucket, const at::Tensor& sums) cons
     const int64_t end = slot.unsharded_offset + slot.unsharded_count();
     const int64_t next = i + 1 < bucket.num_slots ? state_.layout.slots()[bucket.first_slot + i + 1].unsharded_offset
                                                   : bucket.unsharded_count;
-    sums.narrow(0, end, next - end).zero_();
+    if (next > end) sums.narrow(0, end, next - end).zero_();
   }
 }
 
@@ -80,7 +82,13 @@ at::Tensor GradientSums::kept(const Bucket& bucket) {
   }
   wait_for_update(bucket);
   if (bucket.keeps_gradient) return state_.kept_sums[static_cast<size_t>(bucket.index)];
-  return state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
+  return sharded(bucket);
+}
+
+at::Tensor GradientSums::sharded(const Bucket& bucket) {
+  at::Tensor gradients = state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count);
+  if (loan_.take_back(bucket)) clear_gaps(bucket, gradients);
+  return gradients;
 }
 
 void GradientSums::wait_for_update(const Bucket& bucket) const {
@@ -95,7 +103,7 @@ at::Tensor GradientSums::leaf_sum(const Slot& slot) {
   if (!sums_in_place(bucket) || bucket.gradient_is_away) return make();
   wait_for_update(bucket);
   at::Tensor& once = slots_[state_.layout.index(*slot.parameter)].in_place;
-  if (!once.defined()) once = make();
+  if (!once.defined() || loan_.is_lent(bucket)) once = make();
   return once;
 }
 
@@ -225,7 +233,7 @@ void GradientSums::finish() {
     if (bucket.gradient_is_away) {
       clear_away(bucket);
     } else {
-      state_.gradients.narrow(bucket.sharded_offset, bucket.sharded_count).zero_();
+      sharded(bucket).zero_();
     }
   }
   for (size_t i = 0; i < slots_.size() && !strategy_.find_unused_parameters; ++i) {

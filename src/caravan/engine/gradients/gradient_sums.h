@@ -9,6 +9,7 @@
 
 #include "caravan/engine/flat/flat.h"
 #include "caravan/engine/flat/pool.h"
+#include "caravan/engine/gradients/gradient_loan.h"
 #include "caravan/engine/gradients/transfer.h"
 #include "caravan/engine/stages/exchange.h"
 #include "caravan/module/gradients.h"
@@ -39,6 +40,7 @@ class GradientSums {
   /// Sums that are not reduced in place go to `exchange` instead of being reduced; null: are reduced.
   void set_exchange(StepExchange* exchange) noexcept { exchange_ = exchange; }
 
+  /// From here on the gradients of the last step are gone.
   void begin_step();
   /// A forward runs. Under offload the next sums wait for the reductions that started before it: otherwise the speed of
   /// links decides whether the device holds the sums of one micro-batch or of two.
@@ -92,6 +94,8 @@ class GradientSums {
   };
 
   at::Tensor& sums_of(const Bucket& bucket);
+  /// The gradients of a bucket, which are about to be used.
+  at::Tensor sharded(const Bucket& bucket);
   void finish_older();
   at::Tensor leaf_sum(const Slot& slot);
   void check_early() const;
@@ -141,6 +145,7 @@ class GradientSums {
   at::ScalarType wire_dtype_;  ///< dtype of reductions
   bool rounds_;                ///< gradients are kept in another dtype
   StepExchange* exchange_ = nullptr;
+  GradientLoan loan_;
   std::vector<OfSlot> slots_;
   std::vector<OfBucket> buckets_;
   std::deque<TransferQueue::Ticket> in_flight_;  ///< reductions of transient sums
