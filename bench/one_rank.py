@@ -2,7 +2,7 @@
 """Compares a training step of one rank with PyTorch's: GPT-2 of four sizes, AdamW.
 
   one_rank.py --caravan build/release/bin/caravan [--python PYTHON] [--sizes tiny,small,gpt2] [--dtypes fp32,bf16]
-              [--repeat 3] [--steps N] [--threads 1] [--force avx2] [--products "onednn"] [--ours-only]
+              [--repeat 3] [--steps N] [--threads 1] [--force avx2] [--products "tiles"] [--ours-only]
 
 PyTorch: eager, scaled_dot_product_attention, fused AdamW; bf16 is autocast. Caravan: `caravan train` with the same sizes. The
 two alternate --repeat times; each run counts with the median of its steps. `--force avx2` limits both to AVX2. Each line ends

@@ -260,7 +260,7 @@ TEST_F(DoctorTest, TuneKeepsAChoiceForThisClassOfProcessor) {
     EXPECT_THAT(result.out, HasSubstr(part));
   }
   const auto kept = read_tuned_products(path("cache"), processor_class(), {},
-                                        {ProductLibrary::onednn, ProductLibrary::mkl, ProductLibrary::blas});
+                                        {ProductLibrary::tiles, ProductLibrary::mkl, ProductLibrary::blas});
   ASSERT_TRUE(kept.has_value());
   EXPECT_THAT(result.out, HasSubstr("products: " + to_text(*kept) + "\n"));
   expect_refused({"doctor", "--tune", "--ranks", "2"}, {" excludes --"});

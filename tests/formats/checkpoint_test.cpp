@@ -28,7 +28,7 @@ const CheckpointInfo kInfo{.step = 5,
                            .tokenizer_hash = "abc",
                            .train_hash = "def",
                            .validation_hash = "0123",
-                           .numerics = {.ranks = 3, .threads_per_rank = 2, .products = "onednn bf16=fp32"}};
+                           .numerics = {.ranks = 3, .threads_per_rank = 2, .products = "tiles bf16=fp32"}};
 
 /// [12, 24] splits evenly over 1, 2, 3 and 4 ranks on both dims.
 Whole tensors() {

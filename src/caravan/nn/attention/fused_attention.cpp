@@ -52,7 +52,7 @@ bool attends_in_fp32(const at::Tensor& q) {
          (q.scalar_type() == at::kBFloat16 && product_choice_in_use().attention == Bf16Arithmetic::fp32);
 }
 
-/// Throws UsageError for bf16 operands that oneDNN cannot multiply.
+/// Throws UsageError for bf16 operands that no tiles multiply.
 TileOperands operands_of(const at::Tensor& q) {
   if (q.scalar_type() != at::kBFloat16) return TileOperands::fp32;
   if (attends_in_fp32(q)) {
@@ -60,7 +60,7 @@ TileOperands operands_of(const at::Tensor& q) {
     return is_native ? TileOperands::exact_bf16 : TileOperands::fp32;
   }
   if (q.is_meta() || has_bf16_tiles()) return TileOperands::rounded_bf16;
-  throw UsageError({"attention", "attention=native", "oneDNN has no products of bf16 tiles on this processor", "",
+  throw UsageError({"attention", "attention=native", "there are no products of bf16 tiles on this processor", "",
                     "set CARAVAN_PRODUCTS=attention=fp32, or start the ranks on processors of one kind"});
 }
 

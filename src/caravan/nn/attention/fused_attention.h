@@ -15,7 +15,7 @@ namespace caravan {
 /// On the CPU, tile by tile (tiled_attention.h), and one query without gradients by rows (one_query.h); 16 bits in the
 /// arithmetic of products_in_use(). By torch's kernels on accelerators and in fp64; what those lack (a cap, a bias) is
 /// then computed with all scores in memory. With `dropout` (or null) weights are dropped; in fp64 they are then in
-/// memory, and accelerators are refused. Throws UsageError for attention=native where oneDNN has no products of bf16
+/// memory, and accelerators are refused. Throws UsageError for attention=native where there are no products of bf16
 /// tiles, and what check_scores throws.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const VisibleKeys& seen,
                            const Scores& scores = {}, const c10::intrusive_ptr<AttentionDropout>& dropout = {});

@@ -22,7 +22,7 @@ enum class TileOperands : uint8_t {
 void check_attention_operands(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 /// softmax(scores of q k^T) v on the CPU, tile by tile and without the scores in memory (Dao, "FlashAttention-2",
-/// arXiv 2307.08691). Products of tiles are oneDNN's; tiles that no query sees are skipped. Layouts are those of the
+/// arXiv 2307.08691). Tiles that no query sees are skipped. Layouts are those of the
 /// layers: q [batch, queries, heads, width], k and v [batch, keys, kv heads, width]; kv heads divide the heads.
 /// Sums and the softmax are in fp32. `dropout` (or null) drops weights; backward draws its numbers again. Not
 /// differentiable by autograd. Takes fp32, bf16 and fp16, and meta tensors. Throws what check_scores throws.

@@ -6,11 +6,11 @@
 
 #include <ATen/ops/empty.h>
 
-#include "caravan/base/numeric/simd.h"
 #include "caravan/base/parallel_for.h"
 #include "caravan/module/count_kernel.h"
 #include "caravan/module/meta/accelerator_scope.h"
 #include "caravan/nn/experts/dispatch.h"
+#include "caravan/nn/product/block_product.h"
 #include "caravan/nn/product/pack.h"
 #include "caravan/nn/product/tile_product.h"
 
@@ -22,13 +22,8 @@ using kernels::Bf16;
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
 constexpr int64_t kMostPanelBytes = 4 * kPanelBytes;  ///< of one panel: longer columns are multiplied in blocks
 
-/// Of the products that a tile is added up from. AVX2 has fewer registers and reads a panel more often: a shorter depth
-/// keeps its rows in L1. Of the processor, not of CARAVAN_SIMD, which oneDNN does not follow: it decides bits.
-int64_t depth_of_tiles() {
-  constexpr int64_t kDepth = 512, kDepthOfAvx2 = 128;
-  static const bool has_avx512 = simd::detected_isa() >= simd::Isa::avx512;
-  return has_avx512 ? kDepth : kDepthOfAvx2;
-}
+/// Of the products that a tile is added up from.
+constexpr int64_t kDepthOfTiles = 512;
 
 /// How a product is divided over threads: by panels, and where these are few also by rows.
 struct Division {
@@ -67,17 +62,18 @@ void pack_panel(const at::Tensor& b, int64_t first, int64_t columns, int64_t fro
   }
 }
 
-/// y of `Out` (+)= a b^T + bias. Where Out is not fp32, all of k is in a panel.
+/// y of `Out` = a b^T + bias, or += a b^T. Where Out is not fp32, all of k is in a panel.
 template <class E, class Out>
 class PanelProduct {
  public:
-  PanelProduct(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y,
+  PanelProduct(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y, bool adds,
                const Division& division)
       : b_(b),
         left_(data_of<E>(a)),
         stride_(a.size(0) == 1 ? a.size(1) : a.stride(0)),
         y_(data_of<Out>(y)),
         bias_(bias),
+        adds_(adds),
         m_(y.size(0)),
         n_(y.size(1)),
         k_(a.size(1)),
@@ -86,46 +82,115 @@ class PanelProduct {
   /// Tasks are numbered by panel, then by part of the rows.
   void run(int64_t begin, int64_t end, E* panels) const {
     int64_t packed = -1;
-    for (int64_t task = begin, count = 0; task < end; task += count) {
-      count = std::min(division_.at_once, end - task);
-      const int64_t panel = task / division_.parts, row = task % division_.parts * division_.rows;
-      for (int64_t k = 0; k < k_; k += division_.depth) {
-        const int64_t depth = std::min(division_.depth, k_ - k);
-        const bool is_packed = packed == panel && depth == k_;
-        for (int64_t i = 0; i < count && !is_packed; ++i) {
-          const int64_t first = (panel + i) * kTileColumns;
-          pack_panel(b_, first, std::min(kTileColumns, n_ - first), k, depth, panels + i * depth * kTileColumns);
-        }
-        multiply_rows(panels, panel, count, row, k, depth);
+    for (int64_t task = begin; task < end;) {
+      Slice slice = first_slice(task, end);
+      const int64_t count = slice.num;
+      for (bool is_last = false; !is_last;) {
+        is_last = slice.k + slice.depth == k_;
+        const Slice next = !is_last ? below(slice) : task + count < end ? first_slice(task + count, end) : Slice{};
+        if (packed != slice.panel || slice.depth < k_) pack(slice, panels);
+        multiply_rows(panels, slice, next);
+        packed = slice.panel;
+        slice = next;
       }
-      packed = panel;
+      task += count;
     }
   }
 
  private:
-  void multiply_rows(const E* panels, int64_t first_panel, int64_t num, int64_t first_row, int64_t k,
-                     int64_t depth) const {
+  /// Terms [k, k + depth) of `num` panels from `panel` on, with rows [row, end).
+  struct Slice {
+    int64_t panel = 0, num = 0, row = 0, end = 0, k = 0, depth = 0;
+  };
+  Slice first_slice(int64_t task, int64_t end) const {
+    const int64_t row = task % division_.parts * division_.rows;
+    return {task / division_.parts,
+            std::min(division_.at_once, end - task),
+            row,
+            std::min(row + division_.rows, m_),
+            0,
+            std::min(division_.depth, k_)};
+  }
+  Slice below(Slice slice) const {
+    slice.k += slice.depth;
+    slice.depth = std::min(division_.depth, k_ - slice.k);
+    return slice;
+  }
+  int64_t column(const Slice& slice) const { return slice.panel * kTileColumns; }
+  int64_t columns(const Slice& slice) const { return std::min(slice.num * kTileColumns, n_ - column(slice)); }
+
+  void pack(const Slice& slice, E* panels) const {
+    for (int64_t i = 0; i < slice.num; ++i) {
+      const int64_t first = (slice.panel + i) * kTileColumns;
+      pack_panel(b_, first, std::min(kTileColumns, n_ - first), slice.k, slice.depth,
+                 panels + i * slice.depth * kTileColumns);
+    }
+  }
+
+  void multiply_rows(const E* panels, const Slice& slice, const Slice& next) const {
     constexpr bool kIsDirect = std::is_same_v<Out, float>;
-    const int64_t end = std::min(first_row + division_.rows, m_), of_tile = depth_of_tiles();
     std::array<float, kIsDirect ? 1 : kTileRows * kTileColumns> rounded_later;
-    for (int64_t row = first_row, rows = 0; row < end; row += rows) {
-      rows = next_piece(end - row, kTileRows);
-      for (int64_t panel = 0; panel < num; ++panel) {
-        const int64_t column = (first_panel + panel) * kTileColumns, columns = std::min(kTileColumns, n_ - column);
-        Out* to = y_ + row * n_ + column;
+    for (int64_t row = slice.row, rows = 0; row < slice.end; row += rows) {
+      rows = rows_of_tile(slice.end - row);
+      kernels::Fetch fetch = fetch_of(row, rows, slice, next);
+      for (int64_t panel = 0; panel < slice.num; ++panel) {
+        const int64_t from = column(slice) + panel * kTileColumns, width = std::min(kTileColumns, n_ - from);
+        Out* to = y_ + row * n_ + from;
         float* tile = rounded_later.data();
         int64_t stride = kTileColumns;
-        if constexpr (kIsDirect) tile = to, stride = n_;
-        const bool starts = k == 0;
-        for (int64_t i = 0; i < rows && starts && bias_ != nullptr; ++i) {
-          std::copy_n(bias_ + column, columns, tile + i * stride);
+        if constexpr (kIsDirect) {
+          tile = to, stride = n_;
+        } else if (adds_) {
+          kernels::pack_rows(to, n_, rows, width, tile, rows, kTileColumns);
         }
-        for (int64_t first = 0; first < depth; first += of_tile) {
-          multiply_tile(rows, columns, std::min(of_tile, depth - first), left_ + row * stride_ + k + first, stride_,
-                        panels + (panel * depth + first) * kTileColumns, kTileColumns, tile, stride,
-                        !starts || first > 0 || bias_ != nullptr);
-        }
-        if constexpr (!kIsDirect) kernels::narrow_rows(tile, kTileColumns, rows, columns, to, n_);
+        const E* left = left_ + row * stride_ + slice.k;
+        const E* right = panels + panel * slice.depth * kTileColumns;
+        const float* bias = bias_ == nullptr ? nullptr : bias_ + from;
+        multiply(rows, width, slice.depth, left, right, tile, stride, slice.k == 0 && !adds_, bias, fetch);
+        if constexpr (!kIsDirect) kernels::narrow_rows(tile, kTileColumns, rows, width, to, n_);
+      }
+    }
+  }
+
+  /// oneDNN keeps a kernel for each length.
+  static int64_t rows_of_tile(int64_t left) {
+    return std::is_same_v<E, float> ? std::min(left, kTileRows) : next_piece(left, kTileRows);
+  }
+
+  /// Of the tiles of these rows: the rows that follow, of a and y, and a share of the panels of the next slice.
+  kernels::Fetch fetch_of(int64_t row, int64_t rows, const Slice& slice, const Slice& next) const {
+    const bool is_last = row + rows == slice.end;
+    const Slice& of = is_last ? next : slice;
+    const int64_t following = is_last ? next.row : row + rows, count = std::min(of.end - following, kTileRows);
+    kernels::Fetch fetch;
+    fetch.add(left_ + following * stride_ + of.k, stride_, count, of.depth);
+    fetch.add(y_ + following * n_ + column(of), n_, count, columns(of), /*is_written=*/true);
+    const bool has_rows = b_.stride(1) == 1;
+    const int64_t stride = has_rows ? b_.stride(0) : b_.stride(1), length = has_rows ? columns(next) : next.depth;
+    const int64_t all = slice.end - slice.row, first = (row - slice.row) * length / all;
+    const int64_t end = (row + rows - slice.row) * length / all;
+    const E* from = data_of<E>(b_) +
+                    (has_rows ? (column(next) + first) * stride + next.k : (next.k + first) * stride + column(next));
+    fetch.add(from, stride, end - first, has_rows ? next.depth : columns(next));
+    fetch.spread_over(rows, columns(slice), slice.depth / static_cast<int64_t>(sizeof(float) / sizeof(E)));
+    return fetch;
+  }
+
+  /// tile (+)= left right: it starts with the bias, or with what it holds. fp32 takes k in one order for any depth.
+  void multiply(int64_t rows, int64_t columns, int64_t depth, const E* left, const E* right, float* tile,
+                int64_t stride, bool starts, const float* bias, kernels::Fetch& fetch) const {
+    if constexpr (std::is_same_v<E, float>) {
+      kernels::multiply_block(rows, columns, depth, {left, stride_}, {right, kTileColumns}, tile, stride, !starts, bias,
+                              &fetch);
+    } else if (has_pair_tiles() && stride_ % 2 == 0) {
+      kernels::multiply_block(rows, columns, depth / 2, {pairs(left), stride_ / 2}, {pairs(right), kTileColumns}, tile,
+                              stride, !starts, bias, &fetch);
+    } else {
+      for (int64_t i = 0; i < rows && starts && bias != nullptr; ++i) std::copy_n(bias, columns, tile + i * stride);
+      for (int64_t first = 0; first < depth; first += kDepthOfTiles) {
+        multiply_tile(rows, columns, std::min(kDepthOfTiles, depth - first), left + first, stride_,
+                      right + first * kTileColumns, kTileColumns, tile, stride,
+                      !starts || first > 0 || bias != nullptr);
       }
     }
   }
@@ -135,14 +200,15 @@ class PanelProduct {
   int64_t stride_;
   Out* y_;
   const float* bias_;
+  bool adds_;
   int64_t m_, n_, k_;
   const Division& division_;
 };
 
 template <class E, class Out>
-void multiply(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y,
+void multiply(const at::Tensor& a, const at::Tensor& b, const float* bias, const at::Tensor& y, bool adds,
               const Division& division, const ThreadScratch& scratch) {
-  const PanelProduct<E, Out> product(a, b, bias, y, division);
+  const PanelProduct<E, Out> product(a, b, bias, y, adds, division);
   parallel_for(0, division.tasks(), 1, [&](int64_t begin, int64_t end) {
     const TileScope scope;
     product.run(begin, end, scratch.own<E>());
@@ -164,6 +230,35 @@ bool is_packable(const at::Tensor& b) {
   return b.stride(1) == 1 ? !is_half || b.stride(0) % 2 == 0 : b.stride(0) == 1;
 }
 
+/// PanelOperands as panels read them.
+struct PanelOperands {
+  PanelOperands(const at::Tensor& a_in, const at::Tensor& b_in)
+      : a(has_rows(a_in) ? a_in : contiguous(a_in)),
+        b(is_packable(b_in) ? b_in : contiguous(b_in)),
+        division(a.size(0), b.size(0), a.size(1), a.element_size()) {}
+  /// Whether a result of this type needs sums in fp32 beside it.
+  bool is_in_parts(at::ScalarType type) const { return division.depth < a.size(1) && type != at::kFloat; }
+  at::Tensor a, b;
+  Division division;
+};
+
+/// y = a b^T + bias, or y += a b^T.
+void multiply_panels(const PanelOperands& x, const at::Tensor& bias, const at::Tensor& y, bool adds) {
+  const Division& division = x.division;
+  count_product(bias.defined() ? "addmm" : "mm", x.a.scalar_type(), y.size(0), y.size(1), x.a.size(1));
+  const KernelLogScope uncounted(nullptr);
+  const ThreadScratch scratch(division.tasks(), division.at_once * division.depth * kTileColumns, x.a.options());
+  if (y.is_meta()) return;
+  const float* added = bias.defined() ? data_of<float>(bias) : nullptr;
+  with_dtype("product", y.scalar_type(), [&](auto out) {
+    using Out = decltype(out);
+    if constexpr (!std::is_same_v<Out, double>) {
+      if (x.a.scalar_type() == at::kFloat) return multiply<float, Out>(x.a, x.b, added, y, adds, division, scratch);
+      return multiply<Bf16, Out>(x.a, x.b, added, y, adds, division, scratch);
+    }
+  });
+}
+
 }  // namespace
 
 bool is_panel_product(const at::Tensor& a, const at::Tensor& b) {
@@ -172,27 +267,23 @@ bool is_panel_product(const at::Tensor& a, const at::Tensor& b) {
          (type == at::kFloat || (type == at::kBFloat16 && a.size(1) % 2 == 0 && has_bf16_tiles()));
 }
 
-at::Tensor panel_product(const at::Tensor& a_in, const at::Tensor& b_in, const std::optional<at::Tensor>& bias_in,
+at::Tensor panel_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias_in,
                          at::ScalarType type) {
-  const at::Tensor a = has_rows(a_in) ? a_in : contiguous(a_in), b = is_packable(b_in) ? b_in : contiguous(b_in);
-  const int64_t m = a.size(0), n = b.size(0), k = a.size(1);
-  const Division division(m, n, k, a.element_size());
-  if (division.depth < k && type != at::kFloat) return panel_product(a, b, bias_in, at::kFloat).to(type);
+  const PanelOperands operands(a, b);
+  if (operands.is_in_parts(type)) return panel_product(operands.a, operands.b, bias_in, at::kFloat).to(type);
   const at::Tensor bias = bias_in.has_value() ? bias_in->to(at::kFloat).contiguous() : at::Tensor();
-  const at::Tensor y = at::empty({m, n}, a.options().dtype(type));
-  count_product(bias.defined() ? "addmm" : "mm", a.scalar_type(), m, n, k);
-  const KernelLogScope uncounted(nullptr);
-  const ThreadScratch scratch(division.tasks(), division.at_once * division.depth * kTileColumns, a.options());
-  if (y.is_meta()) return y;
-  const float* added = bias.defined() ? data_of<float>(bias) : nullptr;
-  with_dtype("product", type, [&](auto out) {
-    using Out = decltype(out);
-    if constexpr (!std::is_same_v<Out, double>) {
-      if (a.scalar_type() == at::kFloat) return multiply<float, Out>(a, b, added, y, division, scratch);
-      return multiply<Bf16, Out>(a, b, added, y, division, scratch);
-    }
-  });
+  at::Tensor y = at::empty({a.size(0), b.size(0)}, a.options().dtype(type));
+  multiply_panels(operands, bias, y, /*adds=*/false);
   return y;
+}
+
+void add_panel_product(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
+  const PanelOperands operands(a, b);
+  if (operands.is_in_parts(y.scalar_type())) {
+    y.add_(panel_product(operands.a, operands.b, std::nullopt, at::kFloat));
+  } else {
+    multiply_panels(operands, {}, y, /*adds=*/true);
+  }
 }
 
 }  // namespace caravan

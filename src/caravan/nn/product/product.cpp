@@ -88,7 +88,7 @@ const Choices::Entry& in_use() {
 enum class Way : uint8_t {
   torch,    ///< as at::linear under autograd
   fp32,     ///< by the chosen library, after 16 bits are widened
-  in_bf16,  ///< bf16 by oneDNN's tiles, or by torch if another library is chosen
+  in_bf16,  ///< bf16 in tiles, or by torch if another library is chosen
 };
 
 Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
@@ -103,10 +103,10 @@ Way way_of(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   return has_bf16_tiles() ? Way::in_bf16 : Way::torch;
 }
 
-/// Whether tiles of oneDNN are what multiplies. Gradients of weights are then not rounded to bf16.
+/// Whether tiles are what multiplies. Gradients of weights are then not rounded to bf16.
 bool uses_tiles(Way way, ProductKind kind) {
   const bool is_needed = kind == ProductKind::forward && EachRowAlone::is_active() && has_fp32_tiles();
-  const bool is_chosen = is_needed || in_use().second.library(kind) == ProductLibrary::onednn;
+  const bool is_chosen = is_needed || in_use().second.library(kind) == ProductLibrary::tiles;
   return way != Way::torch && (is_chosen || (way == Way::in_bf16 && kind == ProductKind::dw));
 }
 
@@ -124,7 +124,7 @@ at::Tensor multiply_dry(const at::Tensor& a, const at::Tensor& b, const std::opt
   return result;
 }
 
-/// Whether oneDNN's tiles of bf16, which read pairs, multiply a.
+/// Whether tiles of bf16, which read pairs, multiply a.
 bool is_paired(const at::Tensor& a) { return a.size(1) % 2 == 0; }
 
 /// Whether the weight is read as few_rows_product wants it. Gradients of few rows are torch's.
@@ -132,14 +132,14 @@ bool is_few_rows_forward(const at::Tensor& a, const at::Tensor& b, ProductKind k
   return kind == ProductKind::forward && is_few_rows_product(a, b);
 }
 
-/// "product dx by onednn", "product forward by torch of BFloat16", "product forward by few rows in tiles of BFloat16".
+/// "product dx by tiles", "product forward by torch of BFloat16", "product forward by few rows in tiles of BFloat16".
 std::string path_of(Way way, const at::Tensor& a, const at::Tensor& b, ProductKind kind) {
   const bool is_fp32 = a.scalar_type() == at::kFloat;
   const bool is_in_tiles = uses_tiles(way, kind) && (way == Way::fp32 || kind == ProductKind::dw || is_paired(a));
   const bool are_few = is_few_rows_forward(a, b, kind);
   const std::string_view library = are_few && are_few_rows_in_tiles(a, b, in_use().second.bf16) ? "few rows in tiles"
                                    : are_few                                                    ? "few rows"
-                                   : is_in_tiles      ? name(ProductLibrary::onednn)
+                                   : is_in_tiles      ? name(ProductLibrary::tiles)
                                    : way == Way::fp32 ? name(in_use().second.library(kind))
                                                       : "torch";
   return fmt::format("product {} by {}{}", name(kind), library,
@@ -321,7 +321,7 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
 
 std::vector<ProductLibrary> available_product_libraries() {
   std::vector<ProductLibrary> libraries;
-  if (has_fp32_tiles()) libraries.push_back(ProductLibrary::onednn);
+  if (has_fp32_tiles()) libraries.push_back(ProductLibrary::tiles);
   libraries.push_back(at::hasMKL() ? ProductLibrary::mkl : ProductLibrary::blas);
   return libraries;
 }

@@ -9,13 +9,13 @@
 
 namespace caravan {
 
-/// The library that multiplies fp32 matrices on the CPU: `onednn` in tiles (panel_product.h, tile_product.h). `blas` is
+/// What multiplies fp32 matrices on the CPU: `tiles` of our own (panel_product.h, tile_product.h). `blas` is
 /// torch's BLAS where that is not MKL.
-enum class ProductLibrary : uint8_t { onednn, mkl, blas };
+enum class ProductLibrary : uint8_t { tiles, mkl, blas };
 
 /// The arithmetic of an operation on bf16 tensors.
 enum class Bf16Arithmetic : uint8_t {
-  /// Of bf16: in tiles if `onednn` is chosen, else by torch, which may emulate it. Few rows: see few_rows_product.h.
+  /// Of bf16: in tiles if these are chosen, else by torch, which may emulate it. Few rows: see few_rows_product.h.
   native,
   fp32,  ///< in fp32: operands are widened, the result is rounded once. Of attention, see TileOperands
 };
@@ -34,9 +34,9 @@ inline constexpr int64_t kFewRows = 16;
 /// Which library and arithmetic compute what. The choice affects speed and the last bits of results, so all ranks of a
 /// run use the same one.
 struct ProductChoice {
-  ProductLibrary forward = ProductLibrary::onednn;
-  ProductLibrary dx = ProductLibrary::onednn;
-  ProductLibrary dw = ProductLibrary::onednn;
+  ProductLibrary forward = ProductLibrary::tiles;
+  ProductLibrary dx = ProductLibrary::tiles;
+  ProductLibrary dw = ProductLibrary::tiles;
   Bf16Arithmetic bf16 = Bf16Arithmetic::native;
   Bf16Arithmetic attention = Bf16Arithmetic::native;
 
@@ -48,7 +48,7 @@ std::string_view name(ProductLibrary library) noexcept;
 std::string_view name(Bf16Arithmetic arithmetic) noexcept;
 std::string_view name(ProductKind kind) noexcept;
 
-/// "mkl bf16=fp32 attention=fp32", or "forward=mkl dx=mkl dw=onednn bf16=native attention=native". Complete: another
+/// "mkl bf16=fp32 attention=fp32", or "forward=mkl dx=mkl dw=tiles bf16=native attention=native". Complete: another
 /// process reads the same choice from it, whatever its processor.
 std::string to_text(const ProductChoice& choice);
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "caravan/nn/product/block_product.h"
 #include "caravan/nn/product/kernels.h"
 
 namespace caravan {
@@ -17,13 +18,18 @@ int64_t next_piece(int64_t left, int64_t most);
 
 /// Whether products of tiles read x where it is: elements of a row are adjacent, and rows do not overlap.
 bool has_rows(const at::Tensor& x);
-/// Whether oneDNN multiplies tiles of fp32, or of bf16, here. Where it does not, torch's BLAS multiplies those of fp32.
+/// Whether products are faster in tiles of fp32 (block_product.h) here than by a BLAS, and whether there are tiles of
+/// bf16: pairs of block_product.h where they are faster than oneDNN's, which has AMX, else those.
 bool has_fp32_tiles();
 bool has_bf16_tiles();
+bool has_pair_tiles();
 
-/// c [m, n] (+)= a [m, k] b [k, n] on the calling thread, by oneDNN for the instruction set at hand: libtorch exports
-/// its `brgemm`, which is a BLAS where oneDNN has none in fp32. For tiles that fit the caches. Rows are `stride`
-/// elements apart. b of bf16 is paired (pack.h), k even.
+/// As they are in memory.
+const kernels::Pair* pairs(const kernels::Bf16* x);
+
+/// c [m, n] (+)= a [m, k] b [k, n] on the calling thread: by block_product.h, or of bf16 by oneDNN for the instruction
+/// set at hand, whose `brgemm` libtorch exports. For tiles that fit the caches. Rows are `stride` elements apart. b of
+/// bf16 is paired (pack.h), k even.
 void multiply_tile(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
                    float* c, int64_t c_stride, bool adds);
 void multiply_tile(int64_t m, int64_t n, int64_t k, const kernels::Bf16* a, int64_t a_stride, const kernels::Bf16* b,

@@ -19,8 +19,7 @@ class Backward {
     const int64_t of_keys = size.tiles_of_keys() * kTileKeys * size.pitch, of_queries = size.tiles_of_queries * tile();
     packed_keys_ = scratch_.take<S>(of_keys);
     packed_values_ = scratch_.take<S>(of_keys);
-    if constexpr (!std::is_same_v<S, E>) key_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
-    key_columns_ = scratch_.take<E>(of_keys);
+    if constexpr (kIsHalf || !std::is_same_v<S, E>) key_memory_ = scratch_.take<E>(of_keys);
     of_keys_ = scratch_.take<float>(of_keys);
     of_values_ = scratch_.take<float>(of_keys);
     queries_ = scratch_.take<E>(of_queries);
@@ -33,8 +32,7 @@ class Backward {
     scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
     of_weights_ = scratch_.take<float>(kTileKeys * kTileQueries);
     rows_ = scratch_.take<S>(tile());
-    turned_ = scratch_.take<float>(tile());
-    constexpr bool kIsHalf = sizeof(E) == 2;
+    if constexpr (kIsHalf) turned_ = scratch_.take<float>(tile());
     weights_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
     of_scores_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(of_weights_);
     score_pairs_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : of_scores_;
@@ -45,14 +43,18 @@ class Backward {
   void set_keys(const Rows<T>& k, const Rows<T>& v) {
     keys_.clear();
     values_.clear();
+    factors_of_queries_.clear();
     for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
       const int64_t at = key * size_.pitch;
       keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + at));
       values_.push_back(rows_of_keys(v, key, size_, packed_values_ + at));
-      if constexpr (std::is_same_v<S, E>) {
-        transpose_keys(keys_.back(), key, size_, key_columns_ + at);
+      if constexpr (kIsHalf) {
+        transpose_keys(keys_.back(), key, size_, key_memory_ + at);
+        factors_of_queries_.push_back(key_memory_ + at);
+      } else if constexpr (std::is_same_v<S, E>) {
+        factors_of_queries_.push_back(keys_.back());
       } else {
-        transpose_keys(rows_of_keys(k, key, size_, key_rows_), key, size_, key_columns_ + at);
+        factors_of_queries_.push_back(rows_of_keys(k, key, size_, key_memory_ + at));
       }
     }
     const auto bytes = static_cast<size_t>(size_.tiles_of_keys() * kTileKeys * size_.pitch) * sizeof(float);
@@ -72,9 +74,12 @@ class Backward {
       }
     }
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
-      kernels::transpose(of_queries_ + query * size_.pitch, kTileQueries, size_.width, kTileQueries, turned_,
-                         size_.pitch);
-      kernels::unpack_rows(turned_, size_.pitch, size_.queries_in_tile(query), size_.width, &size_.scale, true,
+      const float* rows = of_queries_ + query * size_.pitch;
+      if constexpr (kIsHalf) {
+        kernels::transpose(rows, kTileQueries, size_.width, kTileQueries, turned_, size_.pitch);
+        rows = turned_;
+      }
+      kernels::unpack_rows(rows, size_.pitch, size_.queries_in_tile(query), size_.width, &size_.scale, true,
                            dq.at(query), dq.stride);
     }
   }
@@ -86,13 +91,19 @@ class Backward {
   }
 
  private:
+  /// Gradients of queries are then transposed: those of the scores are a right operand.
+  static constexpr bool kIsHalf = sizeof(E) == 2;
   int64_t tile() const { return size_.pitch * kTileQueries; }
 
   void pack_queries(const Rows<T>& q, const Rows<T>& dy, const Rows<T>& out, const float* log_sum_exp) {
+    query_rows_.clear();
+    slope_rows_.clear();
     for (int64_t query = 0; query < size_.queries; query += kTileQueries) {
       const int64_t count = size_.queries_in_tile(query), at = query * size_.pitch;
-      pack_operand(q, query, count, queries_ + at, query_columns_ + at);
-      pack_operand(dy, query, count, slopes_ + at, slope_columns_ + at);
+      query_rows_.push_back(rows_of_queries(q, query, count, size_, queries_ + at));
+      slope_rows_.push_back(rows_of_queries(dy, query, count, size_, slopes_ + at));
+      transpose_queries(q, query, count, size_, rows_, query_columns_ + at);
+      transpose_queries(dy, query, count, size_, rows_, slope_columns_ + at);
       kernels::row_products(dy.at(query), dy.stride, out.at(query), out.stride, count, size_.width, delta_ + query);
     }
     const int64_t padded = size_.tiles_of_queries * kTileQueries;
@@ -100,16 +111,6 @@ class Backward {
     std::fill(log_sum_exp_ + size_.queries, log_sum_exp_ + padded, 0.0F);
     std::fill(delta_ + size_.queries, delta_ + padded, 0.0F);
     std::memset(of_queries_, 0, static_cast<size_t>(padded * size_.pitch) * sizeof(float));
-  }
-
-  /// As right operands: of products over queries, and over features.
-  void pack_operand(const Rows<T>& x, int64_t query, int64_t count, E* rows, S* columns) {
-    if constexpr (sizeof(E) == 2) {
-      kernels::pack_row_pairs(x.at(query), x.stride, count, size_.width, rows, kTileQueries, size_.pitch);
-    } else {
-      kernels::pack_rows(x.at(query), x.stride, count, size_.width, rows, kTileQueries, size_.pitch);
-    }
-    transpose_queries(x, query, count, size_, rows_, columns);
   }
 
   void differentiate(const TileVisibility& visible, int64_t row, int64_t head, int64_t query, int64_t key) {
@@ -127,28 +128,32 @@ class Backward {
       });
     }
     maker_.add_gradients(by_keys, row, head);
-    add_by_keys(by_keys, weights_, slopes_ + of_query, size_, of_values_ + of_key);
-    add_by_keys(by_keys, of_scores_, queries_ + of_query, size_, of_keys_ + of_key);
-    add_by_queries(visible.by_queries(key, count), key_columns_ + of_key, score_pairs_, size_, of_queries_ + of_query);
+    const auto tile_of_queries = static_cast<size_t>(query / kTileQueries);
+    add_by_keys<E>(by_keys, weights_, slope_rows_[tile_of_queries], size_, of_values_ + of_key);
+    add_by_keys<E>(by_keys, of_scores_, query_rows_[tile_of_queries], size_, of_keys_ + of_key);
+    add_by_queries(visible.by_queries(key, count), factors_of_queries_[tile_of_keys], score_pairs_, size_,
+                   of_queries_ + of_query);
   }
 
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
   ScoreMaker maker_;
-  std::vector<LeftRows<S>> keys_, values_;  ///< of each tile
-  S *packed_keys_, *packed_values_;         ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
-  E* key_rows_ = nullptr;                   ///< of one tile, packed as E
-  E* key_columns_;                          ///< [tiles][pitch][kTileKeys]
-  float *of_keys_, *of_values_;             ///< gradients, [tiles][kTileKeys][pitch]
-  E *queries_, *slopes_;                    ///< and gradients of the result, [tiles][kTileQueries][pitch]
-  S *query_columns_, *slope_columns_;       ///< [tiles][pitch][kTileQueries]
-  float* of_queries_;                       ///< gradients, [tiles][pitch][kTileQueries]
-  float *log_sum_exp_, *delta_;             ///< [tiles][kTileQueries]
-  float *scores_, *of_weights_;             ///< [kTileKeys][kTileQueries]
+  std::vector<OperandRows<S>> keys_, values_;  ///< of each tile
+  /// What the gradients of scores are multiplied by for those of queries: rows of keys, of bf16 [pitch][kTileKeys].
+  std::vector<std::conditional_t<kIsHalf, const E*, OperandRows<E>>> factors_of_queries_;
+  std::vector<OperandRows<E>> query_rows_, slope_rows_;  ///< of each tile, slopes being gradients of the result
+  S *packed_keys_, *packed_values_;    ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  E* key_memory_ = nullptr;            ///< of factors_of_queries_
+  float *of_keys_, *of_values_;        ///< gradients, [tiles][kTileKeys][pitch]
+  E *queries_, *slopes_;               ///< [tiles][kTileQueries][pitch], as far as the tensor's cannot be read
+  S *query_columns_, *slope_columns_;  ///< [tiles][pitch][kTileQueries]
+  float* of_queries_;            ///< gradients, [tiles][kTileQueries][pitch]; of bf16 [tiles][pitch][kTileQueries]
+  float *log_sum_exp_, *delta_;  ///< [tiles][kTileQueries]
+  float *scores_, *of_weights_;  ///< [kTileKeys][kTileQueries]
   S* rows_;
   E *weights_, *of_scores_, *score_pairs_;
-  float* turned_;
+  float* turned_ = nullptr;
 };
 
 }  // namespace caravan::tiles

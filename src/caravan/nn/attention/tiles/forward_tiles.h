@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "caravan/nn/attention/tiles/tile_operands.h"
@@ -18,23 +19,30 @@ class Forward {
   Forward(const Sizes& size, const ScoreTerms& terms, const AttentionDropout* dropout, void* memory)
       : size_(size), scratch_(memory), factors_(dropout, scratch_), maker_(size, terms, false, scratch_) {
     packed_keys_ = scratch_.take<S>(size.tiles_of_keys() * kTileKeys * size.pitch);
-    values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
-    value_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
+    packed_values_ = scratch_.take<E>(size.tiles_of_keys() * kTileKeys * size.pitch);
+    if constexpr (kIsHalf) value_rows_ = scratch_.take<E>(kTileKeys * size.pitch);
     query_rows_ = scratch_.take<S>(tile());
     queries_ = scratch_.take<S>(tile());
     scores_ = scratch_.take<float>(kTileKeys * kTileQueries);
-    weights_ = sizeof(E) == 2 ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
+    weights_ = kIsHalf ? scratch_.take<E>(kTileKeys * kTileQueries) : reinterpret_cast<E*>(scores_);
     sum_ = scratch_.take<float>(tile());
-    turned_ = scratch_.take<float>(tile());
+    if constexpr (kIsHalf) turned_ = scratch_.take<float>(tile());
   }
   int64_t bytes() const { return scratch_.bytes(); }
 
   /// The heads of queries that follow see these keys and values.
   void set_keys(const Rows<T>& k, const Rows<T>& v) {
     keys_.clear();
+    values_.clear();
     for (int64_t key = 0; key < size_.keys; key += kTileKeys) {
       keys_.push_back(rows_of_keys(k, key, size_, packed_keys_ + key * size_.pitch));
-      transpose_keys(rows_of_keys(v, key, size_, value_rows_), key, size_, values_ + key * size_.pitch);
+      E* packed = packed_values_ + key * size_.pitch;
+      if constexpr (kIsHalf) {
+        transpose_keys(rows_of_keys(v, key, size_, value_rows_), key, size_, packed);
+        values_.push_back(packed);
+      } else {
+        values_.push_back(rows_of_keys(v, key, size_, packed));
+      }
     }
   }
 
@@ -49,6 +57,8 @@ class Forward {
   }
 
  private:
+  /// Sums are then transposed: the weights are a right operand.
+  static constexpr bool kIsHalf = sizeof(E) == 2;
   int64_t tile() const { return size_.pitch * kTileQueries; }
 
   void attend(const TileVisibility& visible, int64_t row, int64_t head, int64_t query) {
@@ -72,10 +82,17 @@ class Forward {
       for_parts([&](const TilePiece& part, const TileRanges& ranges) {
         kernels::take_weights(scores_, part, maker_.scale(), ranges, factors, state_, weights_);
       });
-      if (std::ranges::any_of(state_.factor, [](float factor) { return factor != 1; })) {
-        kernels::scale_columns(sum_, size_.width, state_.factor);
-      }
-      add_by_queries(visible.by_queries(key, count), values_ + key * size_.pitch, weights_, size_, sum_);
+      if (std::ranges::any_of(state_.factor, [](float factor) { return factor != 1; })) scale_sums();
+      add_by_queries(visible.by_queries(key, count), values_[static_cast<size_t>(key / kTileKeys)], weights_, size_,
+                     sum_);
+    }
+  }
+
+  void scale_sums() {
+    if constexpr (kIsHalf) {
+      kernels::scale_columns(sum_, size_.width, state_.factor);
+    } else {
+      kernels::unpack_rows(sum_, size_.pitch, kTileQueries, size_.width, state_.factor, false, sum_, size_.pitch);
     }
   }
 
@@ -86,24 +103,29 @@ class Forward {
       log_sum_exp[i] = sum > 0 ? state_.largest[i] + std::log(sum) : sum == 0 ? -INFINITY : sum;
       state_.factor[i] = sum == 0 ? 0 : 1 / sum;
     }
-    kernels::transpose(sum_, kTileQueries, size_.width, kTileQueries, turned_, size_.pitch);
-    kernels::unpack_rows(turned_, size_.pitch, count, size_.width, state_.factor, false, out.at(query), out.stride);
+    const float* rows = sum_;
+    if constexpr (kIsHalf) {
+      kernels::transpose(sum_, kTileQueries, size_.width, kTileQueries, turned_, size_.pitch);
+      rows = turned_;
+    }
+    kernels::unpack_rows(rows, size_.pitch, count, size_.width, state_.factor, false, out.at(query), out.stride);
   }
 
   const Sizes& size_;
   Scratch scratch_;
   TileFactors factors_;
   ScoreMaker maker_;
-  std::vector<LeftRows<S>> keys_;  ///< of each tile
-  S* packed_keys_;                 ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
-  E* values_;                      ///< [tiles][pitch][kTileKeys]
-  E* value_rows_;                  ///< of one tile, packed
-  S* query_rows_;                  ///< likewise
-  S* queries_;                     ///< of one tile, transposed
-  float* scores_;                  ///< [kTileKeys][kTileQueries]
+  std::vector<OperandRows<S>> keys_;  ///< of each tile
+  std::vector<std::conditional_t<kIsHalf, const E*, OperandRows<E>>> values_;
+  S* packed_keys_;           ///< [tiles][kTileKeys][pitch], as far as the tensor's cannot be read
+  E* packed_values_;         ///< likewise; of bf16 [tiles][pitch][kTileKeys]
+  E* value_rows_ = nullptr;  ///< of one tile of bf16, packed
+  S* query_rows_;            ///< likewise
+  S* queries_;               ///< of one tile, transposed
+  float* scores_;            ///< [kTileKeys][kTileQueries]
   E* weights_;
-  float* sum_;  ///< [pitch][kTileQueries]
-  float* turned_;
+  float* sum_;  ///< [kTileQueries][pitch]; of bf16 [pitch][kTileQueries]
+  float* turned_ = nullptr;
   RunningSoftmax state_;
 };
 

@@ -11,9 +11,9 @@
 /// The operands of the products of tiles, and these products.
 namespace caravan::tiles {
 
-/// Rows of a left operand.
+/// Rows of an operand.
 template <class E>
-struct LeftRows {
+struct OperandRows {
   const E* data;
   int64_t stride;
 };
@@ -29,7 +29,7 @@ bool is_readable(const Rows<T>& x, const Sizes& size) {
 /// The rows of the tile of keys that begins at `key`: where they are, or packed into `memory` if they are not readable
 /// or their last step is not full.
 template <class E, class T>
-LeftRows<E> rows_of_keys(const Rows<T>& x, int64_t key, const Sizes& size, E* memory) {
+OperandRows<E> rows_of_keys(const Rows<T>& x, int64_t key, const Sizes& size, E* memory) {
   const int64_t count = std::min(kTileKeys, size.keys - key);
   if constexpr (std::is_same_v<T, E>) {
     if (is_readable<E>(x, size) && count % kernels::kTileStep == 0) return {x.at(key), x.stride};
@@ -38,9 +38,23 @@ LeftRows<E> rows_of_keys(const Rows<T>& x, int64_t key, const Sizes& size, E* me
   return {memory, size.pitch};
 }
 
+/// The rows of a tile of `count` queries as a right operand: where they are, or packed; of bf16 paired.
+template <class E, class T>
+OperandRows<E> rows_of_queries(const Rows<T>& x, int64_t query, int64_t count, const Sizes& size, E* memory) {
+  if constexpr (sizeof(E) == 2) {
+    kernels::pack_row_pairs(x.at(query), x.stride, count, size.width, memory, kTileQueries, size.pitch);
+  } else {
+    if constexpr (std::is_same_v<T, E>) {
+      if (is_readable<E>(x, size) && count % kernels::kTileStep == 0) return {x.at(query), x.stride};
+    }
+    kernels::pack_rows(x.at(query), x.stride, count, size.width, memory, kTileQueries, size.pitch);
+  }
+  return {memory, size.pitch};
+}
+
 /// to [depth][kTileKeys] = their transpose.
 template <class E>
-void transpose_keys(const LeftRows<E>& rows, int64_t key, const Sizes& size, E* to) {
+void transpose_keys(const OperandRows<E>& rows, int64_t key, const Sizes& size, E* to) {
   kernels::transpose(rows.data, rows.stride, size.keys_in_tile(key), size.depth<E>(), to, kTileKeys);
 }
 
@@ -64,7 +78,7 @@ void transpose_queries(const Rows<T>& x, int64_t query, int64_t count, const Siz
 
 /// s [keys][kTileQueries] = the scores of a tile, unscaled, where any query sees any key.
 template <class E>
-void scores_of(const TilePieces& by_keys, const LeftRows<E>& keys, const E* queries, const Sizes& size, float* s) {
+void scores_of(const TilePieces& by_keys, const OperandRows<E>& keys, const E* queries, const Sizes& size, float* s) {
   constexpr int64_t kPaired = sizeof(E) == 2 ? 2 : 1;
   for (const TilePiece& piece : by_keys) {
     multiply_tile(piece.end - piece.begin, piece.to - piece.from, size.depth<E>(),
@@ -73,24 +87,35 @@ void scores_of(const TilePieces& by_keys, const LeftRows<E>& keys, const E* quer
   }
 }
 
-/// sum [depth][kTileQueries] += columns [depth][kTileKeys] p, with p by keys and queries.
-template <class E>
-void add_by_queries(const TilePieces& by_queries, const E* columns, const E* p, const Sizes& size, float* sum) {
-  constexpr int64_t kPaired = sizeof(E) == 2 ? 2 : 1;
+/// Of fp32: sum [kTileQueries][pitch] += p^T rows, with p by keys and queries, and the rows of the keys.
+inline void add_by_queries(const TilePieces& by_queries, const OperandRows<float>& rows, const float* p,
+                           const Sizes& size, float* sum) {
   for (const TilePiece& piece : by_queries) {
-    multiply_tile(size.depth<E>(), piece.end - piece.begin, piece.to - piece.from, columns + piece.from, kTileKeys,
-                  p + piece.from * kTileQueries + piece.begin * kPaired, kTileQueries, sum + piece.begin, kTileQueries,
-                  true);
+    kernels::multiply_block(piece.end - piece.begin, size.width, piece.to - piece.from,
+                            {p + piece.from * kTileQueries + piece.begin, 1, kTileQueries},
+                            {rows.data + piece.from * rows.stride, rows.stride}, sum + piece.begin * size.pitch,
+                            size.pitch, true);
   }
 }
 
-/// sum [keys][pitch] += p rows, with p by keys and queries and rows [kTileQueries][pitch].
+/// Of bf16, whose p is paired, and a right operand as it is: sum [depth][kTileQueries] += columns p, with the columns
+/// [depth][kTileKeys] of the keys.
+inline void add_by_queries(const TilePieces& by_queries, const Bf16* columns, const Bf16* p, const Sizes& size,
+                           float* sum) {
+  for (const TilePiece& piece : by_queries) {
+    multiply_tile(size.depth<Bf16>(), piece.end - piece.begin, piece.to - piece.from, columns + piece.from, kTileKeys,
+                  p + piece.from * kTileQueries + piece.begin * 2, kTileQueries, sum + piece.begin, kTileQueries, true);
+  }
+}
+
+/// sum [keys][pitch] += p rows, with p by keys and queries, and the rows of the queries, paired if they are bf16.
 template <class E>
-void add_by_keys(const TilePieces& by_keys, const E* p, const E* rows, const Sizes& size, float* sum) {
+void add_by_keys(const TilePieces& by_keys, const E* p, const OperandRows<E>& rows, const Sizes& size, float* sum) {
+  const int64_t columns = sizeof(E) == 2 ? size.pitch : size.width;
   for (const TilePiece& piece : by_keys) {
-    multiply_tile(piece.end - piece.begin, size.pitch, piece.to - piece.from,
-                  p + piece.begin * kTileQueries + piece.from, kTileQueries, rows + piece.from * size.pitch, size.pitch,
-                  sum + piece.begin * size.pitch, size.pitch, true);
+    multiply_tile(piece.end - piece.begin, columns, piece.to - piece.from, p + piece.begin * kTileQueries + piece.from,
+                  kTileQueries, rows.data + piece.from * rows.stride, rows.stride, sum + piece.begin * size.pitch,
+                  size.pitch, true);
   }
 }
 
