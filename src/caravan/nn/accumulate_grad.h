@@ -1,6 +1,6 @@
 #pragma once
 
-#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -18,15 +18,15 @@ namespace caravan {
 /// Parameter::accumulate_grad_later, which must capture detached tensors only: deferred work must not keep the graph
 /// alive.
 struct Accumulations : torch::CustomClassHolder {
-  explicit Accumulations(std::initializer_list<Parameter*> parameters_) : parameters(parameters_) {}
+  explicit Accumulations(std::vector<Parameter*> parameters_) : parameters(std::move(parameters_)) {}
   std::vector<Parameter*> parameters;
 };
 
 /// In forward: backward accumulates gradients of `parameters`, which outlive the graph, and gets undefined gradients as
 /// such.
-inline void will_accumulate(torch::autograd::AutogradContext* ctx, std::initializer_list<Parameter*> parameters) {
+inline void will_accumulate(torch::autograd::AutogradContext* ctx, std::vector<Parameter*> parameters) {
   ctx->set_materialize_grads(false);
-  ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Accumulations>(parameters));
+  ctx->saved_data["deposits"] = c10::IValue::make_capsule(c10::make_intrusive<Accumulations>(std::move(parameters)));
 }
 
 /// In backward: the parameters, in that order.
@@ -36,13 +36,14 @@ inline const std::vector<Parameter*>& accumulations_of(torch::autograd::Autograd
 
 /// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as in will_accumulate: `add_*` are
 /// called later, for each that needs a gradient, with its sum and whether to overwrite it. They capture detached
-/// tensors.
+/// tensors. Of several such layers with one x, the `layer`-th has the inputs that follow those of the one before.
 template <class AddWeight, class AddBias>
-void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight,
-                           const AddBias& add_bias) {
+void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight, const AddBias& add_bias,
+                           size_t layer = 0) {
   const std::vector<Parameter*>& parameters = accumulations_of(ctx);
-  Parameter* weight = ctx->needs_input_grad(1) ? parameters[0] : nullptr;
-  Parameter* bias = parameters[1] != nullptr && ctx->needs_input_grad(2) ? parameters[1] : nullptr;
+  Parameter* weight = ctx->needs_input_grad(2 * layer + 1) ? parameters[2 * layer] : nullptr;
+  Parameter* of_bias = parameters[2 * layer + 1];
+  Parameter* bias = of_bias != nullptr && ctx->needs_input_grad(2 * layer + 2) ? of_bias : nullptr;
   if (weight == nullptr && bias == nullptr) return;
   (weight != nullptr ? weight : bias)->accumulate_grad_later([=] {
     if (weight != nullptr) weight->accumulate_grad(add_weight);

@@ -1,5 +1,6 @@
 #include "caravan/nn/linear.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "caravan/nn/dora.h"
@@ -40,9 +41,26 @@ at::Tensor Linear::forward(const at::Tensor& input, const ForwardContext& contex
   }
   if (has_magnitudes() && !context.leaves_out_adapters) return with_magnitudes_of(input, context);
   at::Tensor y = linear(input, weight_, bias_);
+  record_layouts(y, input, context);
+  return with_adapter(y, input, context);
+}
+
+void Linear::record_layouts(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context) const {
   record_layout(context, type_of_product(), y, {input, weight_}, name());
   if (bias_ != nullptr) record_layout(context, type_of_bias(), y, {y, *bias_}, name());
-  return with_adapter(y, input, context);
+}
+
+Tensors Linear::outputs_of(std::span<Linear* const> layers, const at::Tensor& input, const ForwardContext& context) {
+  Tensors outputs;
+  if (!std::ranges::all_of(layers, &Linear::is_plain)) {
+    for (Linear* layer : layers) outputs.push_back((*layer)(input, context));
+    return outputs;
+  }
+  std::vector<WeightAndBias> parameters;
+  for (Linear* layer : layers) parameters.push_back({&layer->weight_, layer->bias_});
+  outputs = linear(input, parameters);
+  for (size_t i = 0; i < layers.size(); ++i) layers[i]->record_layouts(outputs[i], input, context);
+  return outputs;
 }
 
 std::vector<Module*> Linear::cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "caravan/module/module.h"
@@ -39,6 +40,10 @@ class Linear final : public Layer, public Tileable {
   /// magnitudes.
   at::Tensor with_adapter(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context);
 
+  /// {layer(input, context), ..}. Layers without hooks, adapters and tiles are computed together, so that the gradient
+  /// of their input is one sum.
+  static Tensors outputs_of(std::span<Linear* const> layers, const at::Tensor& input, const ForwardContext& context);
+
   std::vector<Weight> weights_to_cut() override { return {{&weight_}}; }
   std::vector<Module*> cut(const std::vector<std::vector<TileCut>>& cuts, bool follows_trained) override;
 
@@ -46,6 +51,8 @@ class Linear final : public Layer, public Tileable {
   at::Tensor forward(const at::Tensor& input, const ForwardContext& context) override;
 
  private:
+  bool is_plain() const noexcept { return !has_hooks() && adapter_ == nullptr && tiles_.empty(); }
+  void record_layouts(const at::Tensor& y, const at::Tensor& input, const ForwardContext& context) const;
   at::Tensor times_weight(const at::Tensor& input, const ForwardContext& context);
   at::Tensor with_bias(const at::Tensor& y, const ForwardContext& context) const;
   at::Tensor dropped(const at::Tensor& input, const ForwardContext& context);

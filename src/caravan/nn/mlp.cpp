@@ -1,5 +1,7 @@
 #include "caravan/nn/mlp.h"
 
+#include <array>
+
 #include "caravan/nn/init_std.h"
 #include "caravan/nn/ops.h"
 
@@ -26,8 +28,8 @@ Mlp::Mlp(const ModelConfig& config, int64_t hidden)
 at::Tensor Mlp::forward(const at::Tensor& input, const ForwardContext& context) {
   if (gate_ == nullptr)
     return dropout_(down_(activated(activation_, up_(input, context), context, name()), context), context);
-  const at::Tensor gate = (*gate_)(input, context);
-  return dropout_(down_(gated(activation_, gate, up_(input, context), context, name()), context), context);
+  const Tensors both = Linear::outputs_of(std::array{gate_, &up_}, input, context);
+  return dropout_(down_(gated(activation_, both[0], both[1], context, name()), context), context);
 }
 
 }  // namespace caravan

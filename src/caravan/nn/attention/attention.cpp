@@ -1,5 +1,6 @@
 #include "caravan/nn/attention/attention.h"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -251,18 +252,23 @@ Norm* Attention::register_norm(const char* name, const ModelConfig& config, int6
   return &register_module<Norm>(name, config, qk_norm_ == QkNorm::head ? head_width_ : width);
 }
 
-at::Tensor Attention::heads_of(Linear& projection, Norm* norm, const at::Tensor& input, const ForwardContext& context) {
-  at::Tensor x = projection(input, context);
+Tensors Attention::projections(const Tensors& inputs, const ForwardContext& context) {
+  if (inputs.size() == 1) return Linear::outputs_of(std::array{&query_, &key_, &value_}, inputs.front(), context);
+  Tensors of_states = Linear::outputs_of(std::array{&key_, &value_}, inputs.back(), context);
+  return {query_(inputs.front(), context), std::move(of_states[0]), std::move(of_states[1])};
+}
+
+at::Tensor Attention::heads_of(const Linear& projection, Norm* norm, at::Tensor x, const ForwardContext& context) {
   if (norm != nullptr && qk_norm_ == QkNorm::whole) x = (*norm)(x, context);
   x = split_heads(x, head_width_, context, projection.name());
   return norm != nullptr && qk_norm_ == QkNorm::head ? (*norm)(x, context) : x;
 }
 
 Tensors Attention::forward(Tensors inputs, const ForwardContext& context) {
-  const at::Tensor& source = inputs.back();  // itself, or the states of the encoder
-  at::Tensor q = heads_of(query_, query_norm_, inputs.front(), context);
-  at::Tensor k = heads_of(key_, key_norm_, source, context);
-  const at::Tensor v = heads_of(value_, nullptr, source, context);
+  Tensors projected = projections(inputs, context);
+  at::Tensor q = heads_of(query_, query_norm_, std::move(projected[0]), context);
+  at::Tensor k = heads_of(key_, key_norm_, std::move(projected[1]), context);
+  const at::Tensor v = heads_of(value_, nullptr, std::move(projected[2]), context);
   if (rope_ != nullptr) {
     const at::Tensor positions = token_positions(q, context, name());
     // The positions of meta tensors are not known: at most all positions of the sequence.

@@ -93,8 +93,10 @@ class Attention final : public Module {
 
  private:
   Norm* register_norm(const char* name, const ModelConfig& config, int64_t width);
-  /// [batch, sequence, head, width] of a projection.
-  at::Tensor heads_of(Linear& projection, Norm* norm, const at::Tensor& input, const ForwardContext& context);
+  /// Queries, keys and values, of the states of the encoder where there are any.
+  Tensors projections(const Tensors& inputs, const ForwardContext& context);
+  /// [batch, sequence, head, width] of a projection x.
+  at::Tensor heads_of(const Linear& projection, Norm* norm, at::Tensor x, const ForwardContext& context);
 
   int64_t head_width_;
   QkNorm qk_norm_;

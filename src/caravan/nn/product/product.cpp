@@ -1,6 +1,7 @@
 #include "caravan/nn/product/product.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <map>
@@ -261,40 +262,74 @@ void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
   }
 }
 
-/// x w^T + b, flattened inside, since autograd would pay for each view.
+/// dx += dy w, of dx that other layers have begun.
+void add_dx(Way way, at::Tensor& dx, const at::Tensor& dy, const at::Tensor& w) {
+  const at::Tensor a = operand(way, dy), b = operand(way, w.t());
+  const bool is_counted = PathLog::current() != nullptr;
+  if (!is_counted && uses_tiles(way, ProductKind::dx) && is_panel_product(a, b)) return add_panel_product(dx, a, b);
+  dx.add_(multiply(way, dy, w.t(), std::nullopt, ProductKind::dx, dx.scalar_type()));
+}
+
+/// x w^T + b of some layers, flattened inside, since autograd would pay for each view. The gradient of x is one sum.
 struct LinearFunction : Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& w,
-                            const std::optional<at::Tensor>& b, Parameter& weight, Parameter* bias) {
+  /// `tensors`: weight and bias (or none) of each layer.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& input, at::TensorList tensors,
+                               std::vector<Parameter*> parameters) {
     std::vector<int64_t> shape = input.sizes().vec();
     shape.pop_back();
     const int64_t rows = c10::multiply_integers(shape);
-    shape.push_back(w.size(0));
-    const at::Tensor x = input.reshape({rows, w.size(1)});
-    const Way way = way_of(x, w, rows);
-    will_accumulate(ctx, {&weight, bias});
-    ctx->save_for_backward({input, w.detach()});
-    return multiply(way, x, w, b, ProductKind::forward, x.scalar_type()).view(shape);
+    const at::Tensor x = input.reshape({rows, input.size(-1)});
+    variable_list saved{input}, outputs;
+    for (size_t i = 0; i < tensors.size(); i += 2) {
+      const at::Tensor& w = tensors[i];
+      const auto bias = tensors[i + 1].defined() ? std::optional(tensors[i + 1]) : std::nullopt;
+      shape.push_back(w.size(0));
+      outputs.push_back(multiply(way_of(x, w, rows), x, w, bias, ProductKind::forward, x.scalar_type()).view(shape));
+      shape.pop_back();
+      saved.push_back(w.detach());
+    }
+    will_accumulate(ctx, std::move(parameters));
+    ctx->save_for_backward(std::move(saved));
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    variable_list gradients(5);
-    if (!grads[0].defined()) return gradients;
+    variable_list gradients(2 * grads.size() + 2);
     const variable_list saved = ctx->get_saved_variables();
-    const int64_t rows = c10::multiply_integers(saved[0].sizes().slice(0, saved[0].dim() - 1));
-    const at::Tensor x = saved[0].detach().reshape({rows, saved[0].size(-1)});
-    const Way way = way_of(x, saved[1], rows);
-    const at::Tensor dy = grads[0].reshape({rows, saved[1].size(0)}).contiguous();
-    if (ctx->needs_input_grad(0)) {
-      gradients[0] = multiply(way, dy, saved[1].t(), std::nullopt, ProductKind::dx, x.scalar_type());
-      gradients[0] = gradients[0].view(saved[0].sizes());
+    const at::Tensor& input = saved[0];
+    const int64_t rows = c10::multiply_integers(input.sizes().slice(0, input.dim() - 1));
+    const at::Tensor x = input.detach().reshape({rows, input.size(-1)});
+    at::Tensor dx;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      const at::Tensor& w = saved[i + 1];
+      const Way way = way_of(x, w, rows);
+      const at::Tensor dy = grads[i].reshape({rows, w.size(0)}).contiguous();
+      if (ctx->needs_input_grad(0)) {
+        if (dx.defined()) {
+          add_dx(way, dx, dy, w);
+        } else {
+          dx = multiply(way, dy, w.t(), std::nullopt, ProductKind::dx, x.scalar_type());
+        }
+      }
+      accumulate_grad_later(
+          ctx,
+          [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
+          [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i);
     }
-    accumulate_grad_later(
-        ctx,
-        [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
-        [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); });
+    if (dx.defined()) gradients[0] = dx.view(input.sizes());
     return gradients;
   }
 };
+
+void check_linear(const at::Tensor& x, const Parameter& weight) {
+  const at::Tensor& w = weight.compute();
+  if (x.dim() >= 1 && w.dim() == 2 && x.size(-1) == w.size(1) && x.scalar_type() == w.scalar_type()) return;
+  throw ShapeError({"linear", weight.name(),
+                    fmt::format("x [{}] {} and weight [{}] {}", join(x.sizes()), c10::toString(x.scalar_type()),
+                                join(w.sizes()), c10::toString(w.scalar_type())),
+                    "", "use the same width and dtype for both"});
+}
 
 }  // namespace
 
@@ -308,15 +343,20 @@ void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::
 }
 
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias) {
-  const at::Tensor& w = weight.compute();
-  if (x.dim() < 1 || w.dim() != 2 || x.size(-1) != w.size(1) || x.scalar_type() != w.scalar_type()) {
-    throw ShapeError({"linear", weight.name(),
-                      fmt::format("x [{}] {} and weight [{}] {}", join(x.sizes()), c10::toString(x.scalar_type()),
-                                  join(w.sizes()), c10::toString(w.scalar_type())),
-                      "", "use the same width and dtype for both"});
+  return linear(x, std::array{WeightAndBias{&weight, bias}}).front();
+}
+
+std::vector<at::Tensor> linear(const at::Tensor& x, std::span<const WeightAndBias> layers) {
+  std::vector<at::Tensor> tensors;
+  std::vector<Parameter*> parameters;
+  for (const auto& [weight, bias] : layers) {
+    check_linear(x, *weight);
+    tensors.push_back(weight->compute());
+    tensors.push_back(bias != nullptr ? bias->compute() : at::Tensor());
+    parameters.push_back(weight);
+    parameters.push_back(bias);
   }
-  const auto b = bias != nullptr ? std::optional(bias->compute()) : std::nullopt;
-  return LinearFunction::apply(x, w, b, weight, bias);
+  return LinearFunction::apply(x, at::TensorList(tensors), std::move(parameters));
 }
 
 std::vector<ProductLibrary> available_product_libraries() {

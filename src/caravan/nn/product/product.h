@@ -1,7 +1,9 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,6 +29,13 @@ void add_product(at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::
 ///           where bf16 was multiplied in fp32 they are not rounded
 ///   throws  ShapeError naming the weight for a width or dtype that does not fit
 at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias = nullptr);
+
+/// The same of several layers with one x, whose gradient is one sum to which their products are added.
+struct WeightAndBias {
+  Parameter* weight;
+  Parameter* bias;  ///< or null
+};
+std::vector<at::Tensor> linear(const at::Tensor& x, std::span<const WeightAndBias> layers);
 
 /// What this process would choose: the rule for its class of processor, or what `caravan doctor --tune` measured for
 /// that class, changed by the words in CARAVAN_PRODUCTS. Complete (see to_text) and stable across runs. Throws
