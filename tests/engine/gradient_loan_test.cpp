@@ -22,7 +22,7 @@ using ::testing::Contains;
 using ::testing::Key;
 using ::testing::Not;
 
-constexpr auto kLent = "gradients lent to activations";
+constexpr auto kLent = "gradients for lending";
 
 /// Of the steps of one run.
 struct Found {

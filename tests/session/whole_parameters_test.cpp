@@ -36,7 +36,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int64_t kRows = 24;
-constexpr double kTolerance = 1e-6;
+/// Of fp32 and up to 8 steps, each of which adds up rows in another order. Measured: up to 1.4e-6.
+constexpr double kTolerance = 2e-6;
 
 /// Every parameter has a shape of its own, by which it is found.
 torch::nn::Sequential make_net(bool has_images = false) {

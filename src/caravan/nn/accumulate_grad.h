@@ -36,14 +36,14 @@ inline const std::vector<Parameter*>& accumulations_of(torch::autograd::Autograd
 
 /// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as in will_accumulate: `add_*` are
 /// called later, for each that needs a gradient, with its sum and whether to overwrite it. They capture detached
-/// tensors. Of several such layers with one x, the `layer`-th has the inputs that follow those of the one before.
+/// tensors. Of several such layers with one x, the inputs of the `layer`-th begin with `input`.
 template <class AddWeight, class AddBias>
 void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight, const AddBias& add_bias,
-                           size_t layer = 0) {
+                           size_t layer = 0, size_t input = 1) {
   const std::vector<Parameter*>& parameters = accumulations_of(ctx);
-  Parameter* weight = ctx->needs_input_grad(2 * layer + 1) ? parameters[2 * layer] : nullptr;
+  Parameter* weight = ctx->needs_input_grad(input) ? parameters[2 * layer] : nullptr;
   Parameter* of_bias = parameters[2 * layer + 1];
-  Parameter* bias = of_bias != nullptr && ctx->needs_input_grad(2 * layer + 2) ? of_bias : nullptr;
+  Parameter* bias = of_bias != nullptr && ctx->needs_input_grad(input + 1) ? of_bias : nullptr;
   if (weight == nullptr && bias == nullptr) return;
   (weight != nullptr ? weight : bias)->accumulate_grad_later([=] {
     if (weight != nullptr) weight->accumulate_grad(add_weight);

@@ -163,8 +163,9 @@ double default_tolerance(const ProveCase& what, bool splits_products) {
   if (!rounds_to_16_bits(what)) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
   if (!splits_products) return 2e-5;
   // A layer rounds 14 activations in forward, and about twice as many gradients in backward; each by at most 2^-8
-  // (2^-11 in fp16), in independent directions.
-  const int64_t num_roundings = 3 * (14 * what.model.layers + 4);
+  // (2^-11 in fp16), in independent directions. With adapters the outputs of up to 7 products are rounded once more.
+  const int64_t of_layer = what.model.lora.is_used() ? 21 : 14;
+  const int64_t num_roundings = 3 * (of_layer * what.model.layers + 4);
   return more_rounding(what) * rounding_of_layers(what) * std::sqrt(static_cast<double>(num_roundings));
 }
 

@@ -1,5 +1,6 @@
 #include "caravan/base/memory/huge_pages.h"
 
+#include <cerrno>
 #include <cstdint>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -46,8 +47,9 @@ void* map_huge(size_t bytes) noexcept {
 
 bool move_huge_page(void* from, void* to) {
   if (mremap(from, kHugePage, kHugePage, kMove, to) == to) return true;
-  // The kernel may have unmapped `to` before it refused.
-  if (mmap(to, kHugePage, kProtection, kPrivate | MAP_FIXED, -1, 0) == MAP_FAILED) {
+  // The kernel may have unmapped `to` before it refused. Where it has not, nothing is mapped.
+  if (mmap(to, kHugePage, kProtection, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED) {
+    if (errno == EEXIST) return false;
     throw ResourceError({.op = "memory",
                          .subject = "",
                          .fact = "the kernel maps no more pages into this process",

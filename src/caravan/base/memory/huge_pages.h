@@ -12,7 +12,7 @@ void* map_huge(size_t bytes) noexcept;
 
 /// Moves the memory behind the huge page `from` to the huge page `to`, both of map_huge: its contents, without a copy.
 /// `from` then reads as zeros, and takes new memory when it is written; what `to` held before is gone. Returns false if
-/// the kernel refuses: then `from` is as before, and `to` reads as zeros.
+/// the kernel refuses: then `from` is as before, and `to` is memory of unspecified contents.
 bool move_huge_page(void* from, void* to);
 
 /// Whether this kernel moves pages, which Linux does from 5.7 on.

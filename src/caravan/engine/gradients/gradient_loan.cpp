@@ -12,7 +12,7 @@ GradientLoan::GradientLoan(const FlatState& state) : state_(state), is_lent_(sta
 
 void GradientLoan::lend() {
   if (loans_.empty()) return;
-  count_path("gradients lent to activations");
+  count_path("gradients for lending");  // also of small models, whose gradients fill no page: a proof runs these
   for (const PageLoan& loan : loans_) loan.lend();
   for (const Bucket& bucket : state_.layout.buckets()) {
     is_lent_[static_cast<size_t>(bucket.index)] = bucket.is_trained && bucket.sharded_count > 0;

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "caravan/base/numeric/simd.h"
 #include "caravan/nn/product/kernel_math.h"
 
-// This file is compiled with -ffp-contract=fast: a sum of a product is one instruction where the set has it.
+// This file is compiled with -ffp-contract=fast: a sum of a product is one instruction where the set has it. prfchw
+// fetches a line to be written; the oldest processors with AVX2 ignore it.
 
 namespace caravan::kernels {
 namespace {
@@ -60,11 +62,7 @@ CARAVAN_INLINE void multiply_in_registers(const Block<E>& x) {
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      sums[i][j] = Sums{};
-      const float* start = x.adds ? x.c + i * x.c_stride : x.bias;
-      if (start != nullptr) std::memcpy(&sums[i][j], start + j * kStep, kBytes);
-    }
+    for (int j = 0; j < kVectors; ++j) sums[i][j] = Sums{};
   }
   const E* a = x.a.data;
   const E* b = x.b.data;
@@ -79,6 +77,19 @@ CARAVAN_INLINE void multiply_in_registers(const Block<E>& x) {
         const auto factor = element_of(a[i * x.a.row]);
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) add_products(factor, row[j], sums[i][j]);
+      }
+    }
+  }
+  const float* start = x.adds ? x.c : x.bias;
+  const int64_t start_stride = x.adds ? x.c_stride : 0;
+  if (start != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) {
+        Sums first{};
+        std::memcpy(&first, start + i * start_stride + j * kStep, kBytes);
+        sums[i][j] += first;
       }
     }
   }
@@ -158,20 +169,25 @@ constexpr std::array kBaseline{kernels_up_to<128, float, 16, 2, 6>(), kernels_up
 
 template <class E, size_t kCount>
 void multiply_by(const std::array<Kernels<E>, kCount>& widths, int64_t m, int64_t n, const Block<E>& all) {
+  constexpr int64_t kMost = std::is_same_v<E, Pair> ? kTermsOfSum / 2 : kTermsOfSum;
   Block<E> block = all;
   for (int64_t column = 0; column < n;) {
     size_t width = 0;
     while (widths[width].columns > n - column) ++width;
     const Kernels<E>& kernels = widths[width];
-    block.b.data = all.b.data + column;
-    block.bias = all.bias == nullptr ? nullptr : all.bias + column;
     // Of equal numbers of rows: a kernel of few has too few sums for its additions to overlap.
     int64_t blocks = (m + kernels.rows - 1) / kernels.rows;
     for (int64_t row = 0, rows = 0; row < m; row += rows, --blocks) {
       rows = (m - row + blocks - 1) / blocks;
-      block.a.data = all.a.data + row * all.a.row;
       block.c = all.c + row * all.c_stride + column;
-      kernels.of_rows[static_cast<size_t>(rows - 1)](block);
+      for (int64_t k = 0; k < all.k || k == 0; k += kMost) {
+        block.k = std::min(kMost, all.k - k);
+        block.a.data = all.a.data + row * all.a.row + k * all.a.step;
+        block.b.data = all.b.data + k * all.b.stride + column;
+        block.adds = all.adds || k > 0;
+        block.bias = all.bias == nullptr ? nullptr : all.bias + column;
+        kernels.of_rows[static_cast<size_t>(rows - 1)](block);
+      }
     }
     column += kernels.columns;
   }
@@ -217,6 +233,8 @@ void multiply_block([[maybe_unused]] int64_t m, [[maybe_unused]] int64_t n, int6
   [[maybe_unused]] const Block<Pair> all{k, a, b, c, c_stride, bias, adds, fetch};
 #if defined(__x86_64__)
   multiply_by(kAvx512Pairs, m, n, all);
+#else
+  __builtin_unreachable();
 #endif
 }
 

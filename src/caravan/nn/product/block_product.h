@@ -1,13 +1,15 @@
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
 namespace caravan::kernels {
 
-/// Two bf16 that are neighbours in the dimension over which a product sums, the first one in the low bits.
-struct Pair {
+/// Two bf16 that are neighbours in the dimension over which a product sums, the first one in the low bits. Memory of
+/// bf16 is read as such.
+struct [[gnu::packed, gnu::may_alias]] Pair {
   uint32_t bits;
 };
 
@@ -37,6 +39,7 @@ class Fetch {
   void add(const E* first, int64_t stride, int64_t rows, int64_t columns, bool is_written = false) {
     if (rows <= 0 || columns <= 0) return;
     constexpr int64_t kSize = sizeof(E);
+    assert(num_regions_ < regions_.size());
     regions_[num_regions_++] = {reinterpret_cast<const char*>(first), stride * kSize, rows,
                                 (columns * kSize + kLine - 1) / kLine, is_written};
   }
@@ -75,10 +78,14 @@ class Fetch {
   int64_t line_ = 0, rows_ = 0, rate_ = 0;  ///< next line of the row; rows left; lines of a step
 };
 
+/// Terms that are added up one after the other. The sums of so many are added up in turn: for long rows that is closer
+/// to the exact sum.
+inline constexpr int64_t kTermsOfSum = 512;
+
 /// c [m, n] = start + a b, of a [m, k] and b [k, n]; c is the start if it `adds`, else `bias` [n], else 0. For blocks
-/// that fit the caches. Each element takes its terms in the order of k, each by a fused multiply-add: AVX2 and AVX-512
-/// give the same bits, also if CARAVAN_SIMD asks for less, and so does any division into blocks. Where a processor has
-/// no such additions, products are rounded first. Single-threaded.
+/// that fit the caches. An element adds up its terms in the order of k by fused multiply-adds: AVX2 and AVX-512 give
+/// the same bits, also if CARAVAN_SIMD asks for less, and so does any division of rows and columns. Where a processor
+/// has no such additions, products are rounded first. Single-threaded.
 void multiply_block(int64_t m, int64_t n, int64_t k, const LeftBlock<float>& a, const RightBlock<float>& b, float* c,
                     int64_t c_stride, bool adds, const float* bias = nullptr, Fetch* fetch = nullptr);
 

@@ -22,7 +22,7 @@ using kernels::Bf16;
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
 constexpr int64_t kMostPanelBytes = 4 * kPanelBytes;  ///< of one panel: longer columns are multiplied in blocks
 
-/// Of the products that a tile is added up from.
+/// Terms of one of the products of bf16 that oneDNN adds a tile up from.
 constexpr int64_t kDepthOfTiles = 512;
 
 /// How a product is divided over threads: by panels, and where these are few also by rows.
@@ -152,9 +152,10 @@ class PanelProduct {
     }
   }
 
-  /// oneDNN keeps a kernel for each length.
+  /// Whether tiles are blocks of block_product.h, else they are oneDNN's, which keeps a kernel for each length.
+  static bool uses_blocks() { return std::is_same_v<E, float> || has_pair_tiles(); }
   static int64_t rows_of_tile(int64_t left) {
-    return std::is_same_v<E, float> ? std::min(left, kTileRows) : next_piece(left, kTileRows);
+    return uses_blocks() ? std::min(left, kTileRows) : next_piece(left, kTileRows);
   }
 
   /// Of the tiles of these rows: the rows that follow, of a and y, and a share of the panels of the next slice.
@@ -182,7 +183,7 @@ class PanelProduct {
     if constexpr (std::is_same_v<E, float>) {
       kernels::multiply_block(rows, columns, depth, {left, stride_}, {right, kTileColumns}, tile, stride, !starts, bias,
                               &fetch);
-    } else if (has_pair_tiles() && stride_ % 2 == 0) {
+    } else if (uses_blocks()) {
       kernels::multiply_block(rows, columns, depth / 2, {pairs(left), stride_ / 2}, {pairs(right), kTileColumns}, tile,
                               stride, !starts, bias, &fetch);
     } else {
@@ -225,15 +226,13 @@ at::Tensor contiguous(const at::Tensor& x) {
 }
 
 /// Pairs are read at even distances.
-bool is_packable(const at::Tensor& b) {
-  const bool is_half = b.scalar_type() == at::kBFloat16;
-  return b.stride(1) == 1 ? !is_half || b.stride(0) % 2 == 0 : b.stride(0) == 1;
-}
+bool has_pairs(const at::Tensor& x) { return x.scalar_type() != at::kBFloat16 || x.stride(0) % 2 == 0; }
+bool is_packable(const at::Tensor& b) { return b.stride(1) == 1 ? has_pairs(b) : b.stride(0) == 1; }
 
-/// PanelOperands as panels read them.
+/// Operands as panels read them.
 struct PanelOperands {
   PanelOperands(const at::Tensor& a_in, const at::Tensor& b_in)
-      : a(has_rows(a_in) ? a_in : contiguous(a_in)),
+      : a(has_rows(a_in) && has_pairs(a_in) ? a_in : contiguous(a_in)),
         b(is_packable(b_in) ? b_in : contiguous(b_in)),
         division(a.size(0), b.size(0), a.size(1), a.element_size()) {}
   /// Whether a result of this type needs sums in fp32 beside it.

@@ -264,15 +264,22 @@ void add_columns(at::Tensor& sum, bool is_empty, const at::Tensor& dy) {
 
 /// dx += dy w, of dx that other layers have begun.
 void add_dx(Way way, at::Tensor& dx, const at::Tensor& dy, const at::Tensor& w) {
+  const auto summand = [&] {
+    const PathScope uncounted(nullptr);
+    return multiply(way, dy, w.t(), std::nullopt, ProductKind::dx, dx.scalar_type());
+  };
+  if (PathLog* paths = PathLog::current()) {
+    const double factor = paths->take(path_of(way, dy, w.t(), ProductKind::dx) + " into a sum");
+    if (factor != 1) return void(dx.add_(summand() * factor));  // a planted fault is one of this product
+  }
   const at::Tensor a = operand(way, dy), b = operand(way, w.t());
-  const bool is_counted = PathLog::current() != nullptr;
-  if (!is_counted && uses_tiles(way, ProductKind::dx) && is_panel_product(a, b)) return add_panel_product(dx, a, b);
-  dx.add_(multiply(way, dy, w.t(), std::nullopt, ProductKind::dx, dx.scalar_type()));
+  if (uses_tiles(way, ProductKind::dx) && is_panel_product(a, b)) return add_panel_product(dx, a, b);
+  dx.add_(summand());
 }
 
 /// x w^T + b of some layers, flattened inside, since autograd would pay for each view. The gradient of x is one sum.
 struct LinearFunction : Function<LinearFunction> {
-  /// `tensors`: weight and bias (or none) of each layer.
+  /// `tensors`: weight, and bias if it has one, of each layer; `parameters`: weight, and bias or null.
   static variable_list forward(AutogradContext* ctx, const at::Tensor& input, at::TensorList tensors,
                                std::vector<Parameter*> parameters) {
     std::vector<int64_t> shape = input.sizes().vec();
@@ -280,9 +287,9 @@ struct LinearFunction : Function<LinearFunction> {
     const int64_t rows = c10::multiply_integers(shape);
     const at::Tensor x = input.reshape({rows, input.size(-1)});
     variable_list saved{input}, outputs;
-    for (size_t i = 0; i < tensors.size(); i += 2) {
-      const at::Tensor& w = tensors[i];
-      const auto bias = tensors[i + 1].defined() ? std::optional(tensors[i + 1]) : std::nullopt;
+    for (size_t i = 0, next = 0; i < parameters.size(); i += 2) {
+      const at::Tensor& w = tensors[next++];
+      const auto bias = parameters[i + 1] != nullptr ? std::optional(tensors[next++]) : std::nullopt;
       shape.push_back(w.size(0));
       outputs.push_back(multiply(way_of(x, w, rows), x, w, bias, ProductKind::forward, x.scalar_type()).view(shape));
       shape.pop_back();
@@ -294,7 +301,10 @@ struct LinearFunction : Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    variable_list gradients(2 * grads.size() + 2);
+    const std::vector<Parameter*>& parameters = accumulations_of(ctx);
+    const auto tensors =
+        std::ranges::count_if(parameters, [](const Parameter* parameter) { return parameter != nullptr; });
+    variable_list gradients(static_cast<size_t>(tensors) + 2);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& input = saved[0];
     const int64_t rows = c10::multiply_integers(input.sizes().slice(0, input.dim() - 1));
@@ -304,18 +314,23 @@ struct LinearFunction : Function<LinearFunction> {
       if (!grads[i].defined()) continue;
       const at::Tensor& w = saved[i + 1];
       const Way way = way_of(x, w, rows);
-      const at::Tensor dy = grads[i].reshape({rows, w.size(0)}).contiguous();
-      if (ctx->needs_input_grad(0)) {
-        if (dx.defined()) {
-          add_dx(way, dx, dy, w);
-        } else {
-          dx = multiply(way, dy, w.t(), std::nullopt, ProductKind::dx, x.scalar_type());
-        }
+      grads[i] = grads[i].reshape({rows, w.size(0)}).contiguous();
+      if (!ctx->needs_input_grad(0)) continue;
+      if (dx.defined()) {
+        add_dx(way, dx, grads[i], w);
+      } else {
+        dx = multiply(way, grads[i], w.t(), std::nullopt, ProductKind::dx, x.scalar_type());
       }
+    }
+    for (size_t i = 0, first = 1, next = 0; i < grads.size(); ++i, first = next) {
+      next = first + (parameters[2 * i + 1] != nullptr ? 2 : 1);
+      if (!grads[i].defined()) continue;
+      const Way way = way_of(x, saved[i + 1], rows);
+      const at::Tensor dy = std::exchange(grads[i], {});
       accumulate_grad_later(
           ctx,
           [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
-          [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i);
+          [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i, first);
     }
     if (dx.defined()) gradients[0] = dx.view(input.sizes());
     return gradients;
@@ -352,7 +367,7 @@ std::vector<at::Tensor> linear(const at::Tensor& x, std::span<const WeightAndBia
   for (const auto& [weight, bias] : layers) {
     check_linear(x, *weight);
     tensors.push_back(weight->compute());
-    tensors.push_back(bias != nullptr ? bias->compute() : at::Tensor());
+    if (bias != nullptr) tensors.push_back(bias->compute());
     parameters.push_back(weight);
     parameters.push_back(bias);
   }

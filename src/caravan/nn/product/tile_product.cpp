@@ -27,7 +27,7 @@ namespace {
 using kernels::Bf16;
 
 /// The product a^T b of fp32, or of bf16 where there are blocks of pairs: one block of the rows of a and b after the
-/// other. How it is divided decides no bits.
+/// other. How it is divided over threads decides no bits.
 template <class E>
 class TransposedProduct {
  public:
@@ -292,7 +292,7 @@ int64_t ThreadScratch::row_of_thread() const {
       {"threads", "", fmt::format("thread {} of a loop that was planned for {}", thread, memory_.size(0)), "", ""});
 }
 
-bool has_fp32_tiles() { return at::globalContext().userEnabledMkldnn() && simd::detected_isa() >= simd::Isa::avx2; }
+bool has_fp32_tiles() { return simd::detected_isa() >= simd::Isa::avx2; }
 
 bool has_bf16_tiles() {
   static const bool can = [] {
@@ -307,7 +307,7 @@ bool has_bf16_tiles() {
       return false;
     }
   }();
-  return can && has_fp32_tiles();
+  return can && has_fp32_tiles() && (has_pair_tiles() || at::globalContext().userEnabledMkldnn());
 }
 
 bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
