@@ -51,13 +51,15 @@ bool is_like_command(std::string_view line) {
   return line.size() > 1 && line.front() == '/' && std::ranges::all_of(line.substr(1), is_letter);
 }
 
-/// While it lives, the first SIGINT is a request, which interrupts a read, too; a second one ends the process.
+/// While it lives, the first SIGINT is a request, which interrupts the wait for a line, too; a second one ends the
+/// process. A write goes on: one that is cut off would look like an output that is lost.
 class Interrupts {
  public:
   Interrupts() {
     is_interrupted = false;
     struct sigaction action {};
     action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, &before_);
   }

@@ -310,6 +310,7 @@ struct LinearFunction : Function<LinearFunction> {
     const int64_t rows = c10::multiply_integers(input.sizes().slice(0, input.dim() - 1));
     const at::Tensor x = input.detach().reshape({rows, input.size(-1)});
     at::Tensor dx;
+    const bool is_sum = std::ranges::count_if(grads, &at::Tensor::defined) > 1;  // rounded once
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       const at::Tensor& w = saved[i + 1];
@@ -319,7 +320,8 @@ struct LinearFunction : Function<LinearFunction> {
       if (dx.defined()) {
         add_dx(way, dx, grads[i], w);
       } else {
-        dx = multiply(way, grads[i], w.t(), std::nullopt, ProductKind::dx, x.scalar_type());
+        const at::ScalarType type = is_sum ? unrounded_type(way, x) : x.scalar_type();
+        dx = multiply(way, grads[i], w.t(), std::nullopt, ProductKind::dx, type);
       }
     }
     for (size_t i = 0, first = 1, next = 0; i < grads.size(); ++i, first = next) {
@@ -332,7 +334,7 @@ struct LinearFunction : Function<LinearFunction> {
           [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
           [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i, first);
     }
-    if (dx.defined()) gradients[0] = dx.view(input.sizes());
+    if (dx.defined()) gradients[0] = dx.to(x.scalar_type()).view(input.sizes());
     return gradients;
   }
 };
