@@ -69,7 +69,7 @@ TEST(ProductChoice, unknownWordsAndMissingLibrariesAreRefused) {
 
 TEST(ProductRule, matchesTheMeasurements) {
   const std::pair<const char*, const char*> rules[] = {
-      {"amd avx2", "mkl bf16=fp32 attention=fp32"},
+      {"amd avx2", "tiles bf16=fp32 attention=fp32"},
       {"amd avx512", "tiles bf16=fp32 attention=fp32"},
       {"amd avx512_bf16", "tiles bf16=native attention=fp32"},
       {"intel avx2", "mkl bf16=fp32 attention=fp32"},
