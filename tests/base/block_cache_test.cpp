@@ -166,6 +166,14 @@ class Both {
     for (size_t i = 0; i < kLent; ++i) write(page_of(lender_.real, i), stamps_[i] = ++last_);
   }
 
+  ~Both() {
+    for (const Pair& block : blocks_) real_.put(block.real, block.bytes);
+    real_.put(lender_.real, lender_.bytes);
+    real_.release_all();
+  }
+  Both(const Both&) = delete;
+  Both& operator=(const Both&) = delete;
+
   void act() {
     const unsigned what = random_() % 8;
     if (what < 3) {

@@ -11,6 +11,11 @@
 // This file is compiled with -ffp-contract=fast: a sum of a product is one instruction where the set has it. prfchw
 // fetches a line to be written; the oldest processors with AVX2 ignore it.
 
+// clang checks the operands of assembly for the instruction set of the function that they are written in.
+#if defined(__x86_64__) && !defined(__clang__)
+#define CARAVAN_PAIRS
+#endif
+
 namespace caravan::kernels {
 namespace {
 
@@ -43,7 +48,7 @@ template <class Sums>
 CARAVAN_INLINE void add_products(float factor, const Sums& row, Sums& sums) {
   sums += factor * row;
 }
-#if defined(__x86_64__)
+#if defined(CARAVAN_PAIRS)
 template <class Sums, class Pairs>
 CARAVAN_INLINE void add_products(uint32_t factor, const Pairs& row, Sums& sums) {
   const Pairs factors = factor - Pairs{};
@@ -112,6 +117,7 @@ struct Kernel<512, float, kBytes, kRows, kVectors> {
     multiply_in_registers<kBytes, kRows, kVectors>(x);
   }
 };
+#if defined(CARAVAN_PAIRS)
 template <int kBytes, int kRows, int kVectors>
 struct Kernel<512, Pair, kBytes, kRows, kVectors> {
   [[gnu::target("fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prfchw,prefer-vector-width=512")]] static void run(
@@ -119,6 +125,7 @@ struct Kernel<512, Pair, kBytes, kRows, kVectors> {
     multiply_in_registers<kBytes, kRows, kVectors>(x);
   }
 };
+#endif
 template <int kBytes, int kRows, int kVectors>
 struct Kernel<256, float, kBytes, kRows, kVectors> {
   [[gnu::target("avx2,fma,prfchw")]] static void run(const Block<float>& x) {
@@ -158,9 +165,11 @@ constexpr std::array kAvx512{kernels_up_to<512, float, 64, 4, 6>(),  kernels_up_
                              kernels_up_to<512, float, 64, 2, 12>(), kernels_up_to<512, float, 64, 1, 14>(),
                              kernels_up_to<512, float, 32, 1, 14>(), kernels_up_to<512, float, 16, 1, 14>(),
                              kernels_up_to<512, float, 4, 1, 14>()};
+#if defined(CARAVAN_PAIRS)
 constexpr std::array kAvx512Pairs{kernels_up_to<512, Pair, 64, 4, 6>(),  kernels_up_to<512, Pair, 64, 2, 12>(),
                                   kernels_up_to<512, Pair, 64, 1, 14>(), kernels_up_to<512, Pair, 32, 1, 14>(),
                                   kernels_up_to<512, Pair, 16, 1, 14>(), kernels_up_to<512, Pair, 4, 1, 14>()};
+#endif
 constexpr std::array kAvx2{kernels_up_to<256, float, 32, 2, 6>(), kernels_up_to<256, float, 32, 1, 12>(),
                            kernels_up_to<256, float, 16, 1, 12>(), kernels_up_to<256, float, 4, 1, 12>()};
 #endif
@@ -226,12 +235,18 @@ void multiply_block(int64_t m, int64_t n, int64_t k, const LeftBlock<float>& a, 
   multiply_by(kBaseline, m, n, all);
 }
 
-bool has_pair_blocks() { return simd::isa() >= simd::Isa::avx512_bf16; }
+bool has_pair_blocks() {
+#if defined(CARAVAN_PAIRS)
+  return simd::isa() >= simd::Isa::avx512_bf16;
+#else
+  return false;
+#endif
+}
 
 void multiply_block([[maybe_unused]] int64_t m, [[maybe_unused]] int64_t n, int64_t k, const LeftBlock<Pair>& a,
                     const RightBlock<Pair>& b, float* c, int64_t c_stride, bool adds, const float* bias, Fetch* fetch) {
   [[maybe_unused]] const Block<Pair> all{k, a, b, c, c_stride, bias, adds, fetch};
-#if defined(__x86_64__)
+#if defined(CARAVAN_PAIRS)
   multiply_by(kAvx512Pairs, m, n, all);
 #else
   __builtin_unreachable();
