@@ -1,5 +1,6 @@
 // Attention of one thread, forward and backward, beside torch's and beside a large product: causal, 24 heads or fewer.
-//   attention [REPEAT]     medians of REPEAT (9) interleaved calls, GFLOP/s of the visible scores, share of the product
+//   attention [REPEAT [WIDTH LENGTH]]     medians of REPEAT (9) interleaved calls, of all shapes or of one: GFLOP/s of
+//                                         the visible scores, share of the product
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -81,6 +82,11 @@ void time_shape(at::ScalarType type, int64_t width, int64_t positions, double ra
 
 int main(int argc, char** argv) {
   const int repeat = argc > 1 ? std::atoi(argv[1]) : 9;
+  const bool is_one = argc > 3;
+  const std::vector<int64_t> widths =
+      is_one ? std::vector<int64_t>{std::atoi(argv[2])} : std::vector<int64_t>{32, 64, 128};
+  const std::vector<int64_t> lengths =
+      is_one ? std::vector<int64_t>{std::atoi(argv[3])} : std::vector<int64_t>{128, 256, 512, 1024, 2048, 4096, 8192};
   at::set_num_threads(1);
   const at::NoGradGuard no_grad;
   fmt::print("{}\n                      forward               backward\n", processor_class());
@@ -88,10 +94,8 @@ int main(int argc, char** argv) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const double rate = product_rate(type, repeat);
     fmt::print("a product of 1024 x 1024 x 1024: {:.1f} GFLOP/s\n", rate);
-    for (const int64_t width : {32, 64, 128}) {
-      for (const int64_t positions : {128, 256, 512, 1024, 2048, 4096, 8192}) {
-        time_shape(type, width, positions, rate, repeat);
-      }
+    for (const int64_t width : widths) {
+      for (const int64_t positions : lengths) time_shape(type, width, positions, rate, repeat);
     }
   }
 }
