@@ -20,7 +20,9 @@ namespace {
 using kernels::Bf16;
 
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
-constexpr int64_t kMostPanelBytes = 4 * kPanelBytes;  ///< of one panel: longer columns are multiplied in blocks
+/// Of one panel: longer columns are multiplied in blocks, of all panels before the next block, whose part of the rows
+/// then comes from a near cache.
+constexpr int64_t kMostPanelBytes = kPanelBytes / 2 * 3;
 
 /// Terms of one of the products of bf16 that oneDNN adds a tile up from.
 constexpr int64_t kDepthOfTiles = 512;
@@ -81,19 +83,19 @@ class PanelProduct {
 
   /// Tasks are numbered by panel, then by part of the rows.
   void run(int64_t begin, int64_t end, E* panels) const {
-    int64_t packed = -1;
-    for (int64_t task = begin; task < end;) {
-      Slice slice = first_slice(task, end);
-      const int64_t count = slice.num;
-      for (bool is_last = false; !is_last;) {
-        is_last = slice.k + slice.depth == k_;
-        const Slice next = !is_last ? below(slice) : task + count < end ? first_slice(task + count, end) : Slice{};
-        if (packed != slice.panel || slice.depth < k_) pack(slice, panels);
+    Slice packed;
+    for (int64_t k = 0; k < k_; k += division_.depth) {
+      for (int64_t task = begin; task < end;) {
+        const Slice slice = slice_of(task, end, k);
+        task += slice.num;
+        const bool is_last = k + slice.depth == k_;
+        const Slice next = task < end ? slice_of(task, end, k)
+                           : is_last  ? Slice{}
+                                      : slice_of(begin, end, k + slice.depth);
+        if (packed.num == 0 || packed.panel != slice.panel || packed.k != k) pack(slice, panels);
         multiply_rows(panels, slice, next);
-        packed = slice.panel;
-        slice = next;
+        packed = slice;
       }
-      task += count;
     }
   }
 
@@ -102,19 +104,14 @@ class PanelProduct {
   struct Slice {
     int64_t panel = 0, num = 0, row = 0, end = 0, k = 0, depth = 0;
   };
-  Slice first_slice(int64_t task, int64_t end) const {
+  Slice slice_of(int64_t task, int64_t end, int64_t k) const {
     const int64_t row = task % division_.parts * division_.rows;
     return {task / division_.parts,
             std::min(division_.at_once, end - task),
             row,
             std::min(row + division_.rows, m_),
-            0,
-            std::min(division_.depth, k_)};
-  }
-  Slice below(Slice slice) const {
-    slice.k += slice.depth;
-    slice.depth = std::min(division_.depth, k_ - slice.k);
-    return slice;
+            k,
+            std::min(division_.depth, k_ - k)};
   }
   int64_t column(const Slice& slice) const { return slice.panel * kTileColumns; }
   int64_t columns(const Slice& slice) const { return std::min(slice.num * kTileColumns, n_ - column(slice)); }
