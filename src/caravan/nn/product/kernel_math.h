@@ -105,6 +105,18 @@ void with_bool(bool condition, F f) {
 /// Reductions keep this many partial results for every vector width, so their bits do not depend on the machine.
 inline constexpr int64_t kLanes = 16;
 
+/// Calls f(i) for i in [0, count), whole vectors first. In a row of a few vectors, the checks of a plain loop take as
+/// long as one of them.
+template <class F>
+CARAVAN_INLINE void for_each_lane(int64_t count, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+#pragma GCC ivdep
+    for (int64_t k = 0; k < kLanes; ++k) f(i + k);
+  }
+  for (; i < count; ++i) f(i);
+}
+
 /// The sum of the lanes in fp64, in pairs: additions one after another would take most of the time of a short row.
 template <class C>
 CARAVAN_INLINE double folded(const std::array<C, kLanes>& lanes) {

@@ -27,38 +27,60 @@ CARAVAN_INLINE const Compute<T>* widened(const T* row, [[maybe_unused]] Compute<
   }
 }
 
+/// Rows that a step of a norm takes at once: a processor then works on some while it waits for the divisions and roots
+/// of others. They stay in its first cache.
+constexpr int64_t kRowsAtOnce = 8;
+
 template <class T, bool kHasMean>
 struct Norm {
   using C = Compute<T>;
-  /// `scratch`: 3 rows.
+  /// `scratch`: kRowsAtOnce + 2 rows.
   CARAVAN_INLINE void run(const NormRows<T>* all, C* scratch, int64_t rows, int64_t width, double epsilon) {
+    const C* weight = widened(all->weight, scratch + kRowsAtOnce * width, width);
+    const C* bias = kHasMean ? widened(all->bias, scratch + (kRowsAtOnce + 1) * width, width) : nullptr;
+    for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
+      const int64_t end = rows - row < kRowsAtOnce ? rows : row + kRowsAtOnce;
+      const C* v = add_branches(*all, scratch, row, end, width);
+      measure(*all, v, row, end, width, epsilon);
+      for (int64_t at = row; at < end; ++at, v += width) {
+        T* y = all->y + at * width;
+        const C mean = kHasMean ? all->mean[at] : 0;
+        const C r = all->rstd[at];
+        for_each_lane(width, [=](int64_t i) {
+          if constexpr (kHasMean) {
+            store((v[i] - mean) * r * weight[i] + bias[i], y[i]);
+          } else {
+            store(v[i] * r * weight[i], y[i]);
+          }
+        });
+      }
+    }
+  }
+
+  /// Returns what is normalised, in the compute type.
+  CARAVAN_INLINE const C* add_branches(const NormRows<T>& all, C* scratch, int64_t row, int64_t end, int64_t width) {
+    const int64_t first = row * width, count = (end - row) * width;
+    if (all.branch != nullptr) add_rows(all.x + first, all.branch + first, all.sum + first, count);
+    return widened((all.branch != nullptr ? all.sum : all.x) + first, scratch, count);
+  }
+
+  CARAVAN_INLINE void measure(const NormRows<T>& all, const C* v, int64_t row, int64_t end, int64_t width,
+                              double epsilon) {
     const auto count = static_cast<double>(width);
-    const C* weight = widened(all->weight, scratch + width, width);
-    const C* bias = kHasMean ? widened(all->bias, scratch + 2 * width, width) : nullptr;
-    for (int64_t row = 0; row < rows; ++row) {
-      const T* from = all->x + row * width;
-      if (all->branch != nullptr) {
-        add_rows(from, all->branch + row * width, all->sum + row * width, width);
-        from = all->sum + row * width;
+    if constexpr (kHasMean) {
+      for (int64_t at = row; at < end; ++at) {
+        const C* from = v + (at - row) * width;
+        all.mean[at] = static_cast<C>(sum_of<C>(width, [=](int64_t i) { return from[i]; }) / count);
       }
-      const C* v = widened(from, scratch, width);
-      C mean = 0;
-      if constexpr (kHasMean) {
-        mean = static_cast<C>(sum_of<C>(width, [=](int64_t i) { return v[i]; }) / count);
-        all->mean[row] = mean;
-      }
-      const double squares = sum_of<C>(width, [=](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
-      const C r = static_cast<C>(1 / __builtin_sqrt(squares / count + epsilon));
-      all->rstd[row] = r;
-      T* y = all->y + row * width;
-#pragma GCC ivdep
-      for (int64_t i = 0; i < width; ++i) {
-        if constexpr (kHasMean) {
-          store((v[i] - mean) * r * weight[i] + bias[i], y[i]);
-        } else {
-          store(v[i] * r * weight[i], y[i]);
-        }
-      }
+    }
+    double squares[kRowsAtOnce];
+    for (int64_t at = row; at < end; ++at) {
+      const C* from = v + (at - row) * width;
+      const C mean = kHasMean ? all.mean[at] : 0;
+      squares[at - row] = sum_of<C>(width, [=](int64_t i) { return (from[i] - mean) * (from[i] - mean); });
+    }
+    for (int64_t at = row; at < end; ++at) {
+      all.rstd[at] = static_cast<C>(1 / __builtin_sqrt(squares[at - row] / count + epsilon));
     }
   }
 };
@@ -106,7 +128,7 @@ std::vector<Compute<T>> scratch_of(int64_t rows, int64_t width) {
 
 template <class T>
 void norm(const NormRows<T>& all, int64_t rows, int64_t width, double epsilon) {
-  std::vector<Compute<T>> scratch = scratch_of<T>(3, width);
+  std::vector<Compute<T>> scratch = scratch_of<T>(kRowsAtOnce + 2, width);
   if (all.bias != nullptr) {
     simd::dispatch<Norm<T, true>>(&all, scratch.data(), rows, width, epsilon);
   } else {
