@@ -38,19 +38,25 @@ void for_elements(const char* op, const Kernel& kernel, const at::Tensor& first,
 struct TanhGelu : Function<TanhGelu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input) {
     const at::Tensor x = input.contiguous();
-    ctx->save_for_backward({x});
     at::Tensor y = at::empty_like(x);
-    for_elements(
-        "gelu", [](auto... arguments) { kernels::gelu(arguments...); }, x, y);
+    if (input.requires_grad()) {
+      at::Tensor slope = at::empty_like(x);
+      for_elements(
+          "gelu", [](auto... arguments) { kernels::gelu(arguments...); }, x, y, slope);
+      ctx->save_for_backward({slope});
+    } else {
+      for_elements(
+          "gelu", [](const auto* from, auto* to, int64_t count) { kernels::gelu(from, to, {}, count); }, x, y);
+    }
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const at::Tensor x = ctx->get_saved_variables()[0];
+    const at::Tensor slope = ctx->get_saved_variables()[0];
     const at::Tensor dy = grads[0].contiguous();
-    at::Tensor dx = at::empty_like(x);
+    at::Tensor dx = at::empty_like(slope);
     for_elements(
-        "gelu", [](auto... arguments) { kernels::gelu_backward(arguments...); }, dy, x, dx);
+        "gelu", [](auto... arguments) { kernels::gelu_backward(arguments...); }, dy, slope, dx);
     return {dx};
   }
 };

@@ -8,31 +8,27 @@
 namespace caravan::kernels {
 namespace {
 
-template <class T>
+template <class T, bool kKeepsSlope>
 struct Gelu {
   using C = Compute<T>;
   static constexpr C kSlope = static_cast<C>(2 * 0.79788456080286535588);  // 2 sqrt(2/pi)
   static constexpr C kCubic = static_cast<C>(0.044715);
 
-  CARAVAN_INLINE void run(const T* x, T* y, int64_t count) {
+  CARAVAN_INLINE void run(const T* x, T* y, T* slope, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const C v = load(x[i]);
-      store(v * sigmoid(kSlope * v * fused(kCubic * v, v, 1)), y[i]);
+      const C cubic = kCubic * v;
+      const C s = sigmoid(kSlope * v * fused(cubic, v, 1));
+      store(v * s, y[i]);
+      if constexpr (kKeepsSlope) store(fused(v * s * (1 - s) * kSlope, fused(3 * cubic, v, 1), s), slope[i]);
     }
   }
 };
 
 template <class T>
 struct GeluBackward {
-  using C = Compute<T>;
-  CARAVAN_INLINE void run(const T* dy, const T* x, T* dx, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      const C v = load(x[i]);
-      const C cubic = Gelu<T>::kCubic * v;
-      const C s = sigmoid(Gelu<T>::kSlope * v * fused(cubic, v, 1));
-      const C slope = fused(v * s * (1 - s) * Gelu<T>::kSlope, fused(3 * cubic, v, 1), s);
-      store(load(dy[i]) * slope, dx[i]);
-    }
+  CARAVAN_INLINE void run(const T* dy, const T* slope, T* dx, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) store(load(dy[i]) * load(slope[i]), dx[i]);
   }
 };
 
@@ -171,12 +167,13 @@ struct RowSoftmax {
 }  // namespace
 
 template <class T>
-void gelu(const T* x, T* y, int64_t count) {
-  simd::dispatch<Gelu<T>>(x, y, count);
+void gelu(const T* x, T* y, T* slope, int64_t count) {
+  with_bool(slope != nullptr,
+            [&](auto keeps_slope) { simd::dispatch<Gelu<T, keeps_slope.value>>(x, y, slope, count); });
 }
 template <class T>
-void gelu_backward(const T* dy, const T* x, T* dx, int64_t count) {
-  simd::dispatch<GeluBackward<T>>(dy, x, dx, count);
+void gelu_backward(const T* dy, const T* slope, T* dx, int64_t count) {
+  simd::dispatch<GeluBackward<T>>(dy, slope, dx, count);
 }
 template <class T>
 void swiglu(const T* gate, const T* up, T* y, int64_t count) {
@@ -233,7 +230,7 @@ void set_element(T* row, int64_t index, double value) {
 }
 
 #define CARAVAN_INSTANTIATE(T)                                                                                     \
-  template void gelu(const T*, T*, int64_t);                                                                       \
+  template void gelu(const T*, T*, T*, int64_t);                                                                   \
   template void gelu_backward(const T*, const T*, T*, int64_t);                                                    \
   template void swiglu(const T*, const T*, T*, int64_t);                                                           \
   template void swiglu_backward(const T*, const T*, const T*, T*, T*, int64_t);                                    \

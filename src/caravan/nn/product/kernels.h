@@ -29,11 +29,12 @@ struct ComputeOf<double> {
 template <class T>
 using Compute = typename ComputeOf<T>::type;
 
-/// y = x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), the tanh form of GELU; dx = dy * its derivative.
+/// y = x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), the tanh form of GELU. `slope`: its derivative, which costs little
+/// beside y and takes as much memory as x would until backward; null: not wanted. dx = dy * slope.
 template <class T>
-void gelu(const T* x, T* y, int64_t count);
+void gelu(const T* x, T* y, T* slope, int64_t count);
 template <class T>
-void gelu_backward(const T* dy, const T* x, T* dx, int64_t count);
+void gelu_backward(const T* dy, const T* slope, T* dx, int64_t count);
 
 /// y = gate sigmoid(gate) up.
 template <class T>
