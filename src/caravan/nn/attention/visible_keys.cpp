@@ -149,16 +149,22 @@ VisibleKeys VisibleKeys::restored(bool is_causal, int64_t window, const std::arr
   return seen;
 }
 
-VisibleKeys::Range VisibleKeys::range(int64_t row, int64_t query, int64_t keys) const {
+void VisibleKeys::ranges(int64_t row, int64_t query, int64_t count, int64_t keys, int32_t* first, int32_t* end) const {
   const auto all = static_cast<int32_t>(keys);
   if (has_ranges()) {
     const int64_t queries = bounds_.size(2);
-    const auto* first = bounds_.const_data_ptr<int32_t>() + (bounds_.size(0) == 1 ? 0 : row * 2 * queries) + query;
-    return {std::max(first[0], 0), std::min(first[queries], all)};
+    const auto* bounds = bounds_.const_data_ptr<int32_t>() + (bounds_.size(0) == 1 ? 0 : row * 2 * queries) + query;
+    for (int64_t i = 0; i < count; ++i) {
+      first[i] = std::max(bounds[i], 0);
+      end[i] = std::min(bounds[queries + i], all);
+    }
+    return;
   }
-  if (!is_causal_) return {0, all};
-  const int64_t first = window_ > 0 ? std::max<int64_t>(query + 1 - window_, 0) : 0;
-  return {static_cast<int32_t>(first), std::min(static_cast<int32_t>(query + 1), all)};
+  for (int64_t i = 0; i < count; ++i) {
+    const auto own = static_cast<int32_t>(query + i + 1);
+    first[i] = is_causal_ && window_ > 0 ? static_cast<int32_t>(std::max<int64_t>(own - window_, 0)) : 0;
+    end[i] = is_causal_ ? std::min(own, all) : all;
+  }
 }
 
 bool VisibleKeys::is_nothing() const {

@@ -44,7 +44,13 @@ class VisibleKeys {
     int32_t first, end;  ///< empty if first >= end
   };
   /// From the first of `keys` that a query of a sequence sees to behind the last. Not for meta tensors.
-  Range range(int64_t row, int64_t query, int64_t keys) const;
+  Range range(int64_t row, int64_t query, int64_t keys) const {
+    Range range;
+    ranges(row, query, 1, keys, &range.first, &range.end);
+    return range;
+  }
+  /// The same of `count` queries.
+  void ranges(int64_t row, int64_t query, int64_t count, int64_t keys, int32_t* first, int32_t* end) const;
   /// For how many sequences the ranges differ: 1 or batch.
   int64_t num_rows() const { return has_ranges() ? bounds_.size(0) : 1; }
   /// Undefined unless a document has keys of another between its own: then a query sees, within its range, the keys

@@ -72,9 +72,19 @@ struct SplitPairs {
   }
 };
 
+/// Rows -> half as many rows of pairs; the last of an odd number is joined with zeros.
 struct JoinPairs {
-  CARAVAN_INLINE void run(const uint16_t* low, const uint16_t* high, int64_t columns, uint32_t* pairs) {
-    for (int64_t i = 0; i < columns; ++i) pairs[i] = low[i] | uint32_t{high[i]} << 16;
+  CARAVAN_INLINE void run(const uint16_t* __restrict from, int64_t stride, int64_t rows, int64_t width,
+                          uint32_t* __restrict to, int64_t pitch) {
+    for (int64_t row = 0; row < rows; row += 2, from += 2 * stride, to += pitch) {
+      const uint16_t* __restrict high = from + stride;
+      if (row + 1 < rows) {
+        for_each_lane(width, [=](int64_t i) { to[i] = from[i] | uint32_t{high[i]} << 16; });
+      } else {
+        for_each_lane(width, [=](int64_t i) { to[i] = from[i]; });
+      }
+      for (int64_t i = width; i < pitch; ++i) to[i] = 0;
+    }
   }
 };
 
@@ -83,13 +93,13 @@ struct PackRows {
   CARAVAN_INLINE void run(const T* __restrict from, int64_t stride, int64_t rows, int64_t width, E* __restrict to,
                           int64_t pitch) {
     for (int64_t row = 0; row < rows; ++row, from += stride, to += pitch) {
-      for (int64_t i = 0; i < width; ++i) {
+      for_each_lane(width, [=](int64_t i) {
         if constexpr (sizeof(T) == sizeof(E)) {
           to[i] = from[i];
         } else {
           to[i] = load(from[i]);
         }
-      }
+      });
       for (int64_t i = width; i < pitch; ++i) to[i] = E{};
     }
   }
@@ -97,9 +107,10 @@ struct PackRows {
 
 template <class T>
 struct NarrowRows {
-  CARAVAN_INLINE void run(const float* from, int64_t stride, int64_t rows, int64_t width, T* to, int64_t to_stride) {
+  CARAVAN_INLINE void run(const float* __restrict from, int64_t stride, int64_t rows, int64_t width, T* __restrict to,
+                          int64_t to_stride) {
     for (int64_t row = 0; row < rows; ++row, from += stride, to += to_stride) {
-      for (int64_t i = 0; i < width; ++i) store(from[i], to[i]);
+      for_each_lane(width, [=](int64_t i) { store(from[i], to[i]); });
     }
   }
 };
@@ -134,14 +145,10 @@ template void narrow_rows(const float*, int64_t, int64_t, int64_t, Fp16*, int64_
 
 void pack_row_pairs(const Bf16* from, int64_t stride, int64_t rows, int64_t width, Bf16* to, int64_t padded,
                     int64_t pitch) {
-  std::memset(to, 0, static_cast<size_t>(padded * pitch) * sizeof(Bf16));
-  const auto* source = reinterpret_cast<const uint16_t*>(from);
-  auto* pairs = reinterpret_cast<uint32_t*>(to);
-  for (int64_t row = 0; row + 1 < rows; row += 2) {
-    simd::dispatch<JoinPairs>(source + row * stride, source + (row + 1) * stride, width, pairs + row / 2 * pitch);
-  }
-  if (rows % 2 == 0) return;
-  for (int64_t i = 0; i < width; ++i) pairs[rows / 2 * pitch + i] = source[(rows - 1) * stride + i];
+  simd::dispatch<JoinPairs>(reinterpret_cast<const uint16_t*>(from), stride, rows, width,
+                            reinterpret_cast<uint32_t*>(to), pitch);
+  const int64_t written = (rows + 1) / 2 * 2;
+  std::memset(to + written * pitch, 0, static_cast<size_t>((padded - written) * pitch) * sizeof(Bf16));
 }
 
 void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride) {

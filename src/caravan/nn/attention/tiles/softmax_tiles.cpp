@@ -63,6 +63,27 @@ void with_mask_and_drops(const TileRanges& ranges, const float* factors, F f) {
   with_mask(ranges, [&](auto mask) { with_bool(factors != nullptr, [&](auto drops) { f(mask, drops); }); });
 }
 
+struct FindStepRanges {
+  CARAVAN_INLINE void run(const int32_t* first, const int32_t* end, StepRanges* steps) {
+    constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+    for (int64_t step = 0; step < kTileSteps; ++step, first += kTileStep, end += kTileStep) {
+      int32_t any_first = kMost, any_end = 0, every_first = 0, every_end = kMost;
+      for (int64_t i = 0; i < kTileStep; ++i) {
+        const bool sees_none = first[i] >= end[i];
+        const int32_t any = sees_none ? kMost : first[i], every = sees_none ? 0 : end[i];
+        any_first = any < any_first ? any : any_first;
+        any_end = every > any_end ? every : any_end;
+        every_first = any > every_first ? any : every_first;
+        every_end = every < every_end ? every : every_end;
+      }
+      steps->any_first[step] = any_first;
+      steps->any_end[step] = any_end;
+      steps->every_first[step] = every_first;
+      steps->every_end[step] = every_end;
+    }
+  }
+};
+
 template <Mask kMask>
 struct TakeScores {
   CARAVAN_INLINE void run(const float* __restrict s, const TilePiece* piece, float scale, const TileRanges* ranges,
@@ -206,16 +227,27 @@ struct RowProducts {
 
 template <class T>
 struct UnpackRows {
+  /// `to` may be `from`.
   CARAVAN_INLINE void run(const float* from, int64_t pitch, int64_t rows, int64_t width, const float* factor,
                           bool is_one, T* to, int64_t stride) {
     for (int64_t row = 0; row < rows; ++row, from += pitch, to += stride) {
       const float times = factor[is_one ? 0 : row];
-      for (int64_t i = 0; i < width; ++i) store(from[i] * times, to[i]);
+      int64_t i = 0;
+      for (; i + kLanes <= width; i += kLanes) {
+        float lanes[kLanes];  // so that the compiler need not check whether `to` is `from`
+        for (int64_t k = 0; k < kLanes; ++k) lanes[k] = from[i + k] * times;
+        for (int64_t k = 0; k < kLanes; ++k) store(lanes[k], to[i + k]);
+      }
+      for (; i < width; ++i) store(from[i] * times, to[i]);
     }
   }
 };
 
 }  // namespace
+
+void find_step_ranges(const TileRanges& ranges, StepRanges& steps) {
+  simd::dispatch<FindStepRanges>(ranges.first, ranges.end, &steps);
+}
 
 void take_scores(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, RunningSoftmax& state) {
   with_mask(ranges,

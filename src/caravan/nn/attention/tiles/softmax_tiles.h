@@ -31,6 +31,15 @@ struct TilePiece {
   int64_t begin, end, from, to;
 };
 
+inline constexpr int64_t kTileSteps = kTileQueries / kTileStep;  ///< of queries
+
+/// Of each step of queries: the first key and the one behind the last that any of its queries sees, and the same of
+/// those that each of them sees; without keys first >= end.
+struct StepRanges {
+  int32_t any_first[kTileSteps], any_end[kTileSteps], every_first[kTileSteps], every_end[kTileSteps];
+};
+void find_step_ranges(const TileRanges& ranges, StepRanges& steps);
+
 /// Statistics of the queries of a tile over the keys so far.
 struct RunningSoftmax {
   float largest[kTileQueries];  ///< of the scaled scores; the lowest float before the first

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
 
 #include "caravan/nn/attention/tiles/softmax_tiles.h"
 
 namespace caravan::tiles {
 
+using kernels::kTileSteps;
 using kernels::TilePiece;
-constexpr int64_t kTileSteps = kernels::kTileQueries / kernels::kTileStep;  ///< of queries
 
 /// The pieces of a tile.
 class TilePieces {
@@ -43,19 +42,13 @@ class TileVisibility {
       : ranges_{first, end, document, key_documents, static_cast<int32_t>(num_keys)} {
     std::fill(first + count, first + kernels::kTileQueries, 0);
     std::fill(end + count, end + kernels::kTileQueries, 0);
-    for (int64_t i = 0; i < kernels::kTileQueries; ++i) {
-      Range& any = any_[static_cast<size_t>(i / kernels::kTileStep)];
-      Range& every = every_[static_cast<size_t>(i / kernels::kTileStep)];
-      const bool sees_none = first[i] >= end[i];
-      if (!sees_none) any = {std::min(any.first, first[i]), std::max(any.end, end[i])};
-      every = sees_none || document != nullptr ? kNoRange
-                                               : Range{std::max(every.first, first[i]), std::min(every.end, end[i])};
-    }
+    kernels::find_step_ranges(ranges_, steps_);
+    if (document != nullptr) std::fill_n(steps_.every_end, kTileSteps, 0);
   }
 
   /// The keys that any query sees; empty if first >= end.
-  int64_t first_key() const { return std::ranges::min(any_, {}, &Range::first).first; }
-  int64_t end_key() const { return std::ranges::max(any_, {}, &Range::end).end; }
+  int64_t first_key() const { return std::ranges::min(steps_.any_first); }
+  int64_t end_key() const { return std::ranges::max(steps_.any_end); }
   /// Of the tile that begins at `key`.
   kernels::TileRanges ranges(int64_t key) const {
     kernels::TileRanges ranges = ranges_;
@@ -69,8 +62,8 @@ class TileVisibility {
   void for_each_part(const TilePiece& piece, int64_t key, const F& f) const {
     const kernels::TileRanges of_tile = ranges(key);
     const auto sees_all = [&](int64_t query) {
-      const Range& every = every_[static_cast<size_t>(query / kernels::kTileStep)];
-      return every.first <= key + piece.begin && every.end >= key + piece.end;
+      const int64_t step = query / kernels::kTileStep;
+      return steps_.every_first[step] <= key + piece.begin && steps_.every_end[step] >= key + piece.end;
     };
     for (int64_t from = piece.from, to = from; from < piece.to; from = to) {
       const bool is_full = sees_all(from);
@@ -85,8 +78,8 @@ class TileVisibility {
     for (int64_t begin = 0; begin < count; begin += kernels::kTileStep) {
       int64_t from = kernels::kTileQueries, to = 0;
       for (int64_t step = 0; step < kTileSteps; ++step) {
-        const Range& range = any_[static_cast<size_t>(step)];
-        if (range.first >= key + begin + kernels::kTileStep || range.end <= key + begin) continue;
+        const bool sees_none = steps_.any_end[step] <= key + begin;
+        if (sees_none || steps_.any_first[step] >= key + begin + kernels::kTileStep) continue;
         from = std::min(from, step * kernels::kTileStep);
         to = (step + 1) * kernels::kTileStep;
       }
@@ -99,8 +92,8 @@ class TileVisibility {
   TilePieces by_queries(int64_t key, int64_t count) const {
     TilePieces pieces;
     for (int64_t step = 0; step < kTileSteps; ++step) {
-      const Range& range = any_[static_cast<size_t>(step)];
-      const int64_t first = std::max<int64_t>(range.first - key, 0), end = std::min<int64_t>(range.end - key, count);
+      const int64_t first = std::max<int64_t>(steps_.any_first[step] - key, 0);
+      const int64_t end = std::min<int64_t>(steps_.any_end[step] - key, count);
       if (first >= end) continue;
       constexpr int64_t kStep = kernels::kTileStep;
       pieces.add({step * kStep, (step + 1) * kStep, first / kStep * kStep, (end + kStep - 1) / kStep * kStep});
@@ -109,20 +102,7 @@ class TileVisibility {
   }
 
  private:
-  struct Range {
-    int32_t first, end;
-  };
-  static constexpr Range kNoRange{std::numeric_limits<int32_t>::max(), 0};
-  using Ranges = std::array<Range, kTileSteps>;
-
-  static constexpr Ranges filled(Range range) {
-    Ranges ranges{};
-    ranges.fill(range);
-    return ranges;
-  }
-
-  Ranges any_ = filled(kNoRange);                                    ///< keys that any query of a step sees
-  Ranges every_ = filled({0, std::numeric_limits<int32_t>::max()});  ///< and those that each of them sees
+  kernels::StepRanges steps_;
   kernels::TileRanges ranges_;
 };
 

@@ -95,11 +95,7 @@ class QueryTile {
  private:
   TileVisibility fill(const VisibleKeys& seen, int64_t row, int64_t query, const Sizes& size) {
     const int64_t count = size.queries_in_tile(query);
-    for (int64_t i = 0; i < count; ++i) {
-      const VisibleKeys::Range keys = seen.range(row, query + i, size.keys);
-      first_[static_cast<size_t>(i)] = keys.first;
-      end_[static_cast<size_t>(i)] = keys.end;
-    }
+    seen.ranges(row, query, count, size.keys, first_.data(), end_.data());
     if (!seen.query_documents().defined()) return {first_.data(), end_.data(), count, nullptr, nullptr, 0};
     const auto* documents = seen.query_documents().const_data_ptr<int32_t>() + row * size.queries + query;
     std::copy_n(documents, count, documents_.begin());
