@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
@@ -44,8 +45,29 @@ TEST(ElementwiseEdges, farOutTheyAreZeroOrTheIdentity) {
   const at::Tensor x = at::tensor({-1e30, -200.0, -20.0, 20.0, 200.0, 1e12}, at::kFloat);
   EXPECT_TRUE(gelu_of(x).allclose(at::gelu(x, "tanh"), 1e-6, 1e-8));
   EXPECT_TRUE(swiglu_of(x, x.sign()).allclose(at::silu(x) * x.sign(), 1e-6, 1e-6));
+  const float inf = std::numeric_limits<float>::infinity();
+  const at::Tensor far = at::tensor({-inf, -3e38F, -1e15F, -1e11F, -12.0F, 12.0F, 1e15F, 3e38F, inf});
+  const at::Tensor is_positive = (far > 0).to(at::kFloat);
+  at::Tensor leaf = far.clone().requires_grad_();
+  const at::Tensor y = gelu_of(leaf);
+  y.sum().backward();
+  EXPECT_TRUE(leaf.grad().allclose(is_positive, 1e-6, 1e-6)) << leaf.grad();
+  EXPECT_TRUE(y.allclose(far.clamp_min(0), 1e-6, 1e-6)) << y;
   const at::Tensor nan = at::full({3}, std::nan(""));
   EXPECT_TRUE(gelu_of(nan).isnan().all().item<bool>());
+}
+
+/// What backward needs is kept only where there is one.
+TEST(ElementwiseEdges, geluIsTheSameWithoutAGradient) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    const at::Tensor x = (3 * normal({41}, 5)).to(type);
+    const at::Tensor leaf = x.clone().requires_grad_();
+    const at::Tensor y = gelu_of(leaf);
+    EXPECT_TRUE(gelu_of(x).equal(y));
+    EXPECT_FALSE(gelu_of(x).requires_grad());
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(gelu_of(leaf).equal(y));
+  }
 }
 
 TEST(ElementwiseEdges, inputsNeedNotBeContiguous) {

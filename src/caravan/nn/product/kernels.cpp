@@ -13,14 +13,17 @@ struct Gelu {
   using C = Compute<T>;
   static constexpr C kSlope = static_cast<C>(2 * 0.79788456080286535588);  // 2 sqrt(2/pi)
   static constexpr C kCubic = static_cast<C>(0.044715);
+  static constexpr C kFar = 10;  // from here on s is 1, or 0 to 1e-37: larger powers of x would overflow beside it
 
   CARAVAN_INLINE void run(const T* x, T* y, T* slope, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      const C v = load(x[i]);
-      const C cubic = kCubic * v;
-      const C s = sigmoid(kSlope * v * fused(cubic, v, 1));
+      C v = load(x[i]);
+      v = v < -kFar ? -kFar : v;
+      const C near = v > kFar ? kFar : v;
+      const C cubic = kCubic * near;
+      const C s = sigmoid(kSlope * near * fused(cubic, near, 1));
       store(v * s, y[i]);
-      if constexpr (kKeepsSlope) store(fused(v * s * (1 - s) * kSlope, fused(3 * cubic, v, 1), s), slope[i]);
+      if constexpr (kKeepsSlope) store(fused(near * s * (1 - s) * kSlope, fused(3 * cubic, near, 1), s), slope[i]);
     }
   }
 };
