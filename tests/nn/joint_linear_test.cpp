@@ -10,6 +10,7 @@
 #include "caravan/nn/product/product.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
+#include "tests/nn/with_products.h"
 
 namespace caravan::joint_linear_test {
 namespace {
@@ -19,15 +20,7 @@ using testing::distance;
 using testing::normal;
 using testing::Op;
 using testing::Slots;
-
-class WithProducts {
- public:
-  explicit WithProducts(const std::string& text) : before_(products_in_use()) { use_products(text); }
-  ~WithProducts() { use_products(before_); }
-
- private:
-  std::string before_;
-};
+using testing::WithProducts;
 
 /// x; weight and bias, weight, weight and bias of three layers.
 std::vector<at::Tensor> operands(int64_t rows, int64_t in, const std::vector<int64_t>& outs) {

@@ -16,6 +16,7 @@
 #include "tests/data/support.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/tiny.h"
+#include "tests/nn/with_products.h"
 #include "tests/nn/with_variable.h"
 
 namespace caravan::product_test {
@@ -26,17 +27,8 @@ using testing::distance;
 using testing::normal;
 using testing::Op;
 using testing::Slots;
+using testing::WithProducts;
 using testing::WithVariable;
-
-/// The process multiplies as `text` says while this lives.
-class WithProducts {
- public:
-  explicit WithProducts(const std::string& text) : before_(products_in_use()) { use_products(text); }
-  ~WithProducts() { use_products(before_); }
-
- private:
-  std::string before_;
-};
 
 /// Each library for each product, for every build of torch.
 std::vector<std::string> all_libraries() {
