@@ -82,7 +82,11 @@ void time_shape(at::ScalarType type, int64_t width, int64_t positions, double ra
 
 int main(int argc, char** argv) {
   const int repeat = argc > 1 ? std::atoi(argv[1]) : 9;
-  const bool is_one = argc > 3;
+  const bool is_one = argc == 4;
+  if (argc == 3 || argc > 4 || (is_one && (std::atoi(argv[2]) < 1 || std::atoi(argv[3]) < 1))) {
+    fmt::print(stderr, "attention [REPEAT [WIDTH LENGTH]]: WIDTH and LENGTH are at least 1\n");
+    return 2;
+  }
   const std::vector<int64_t> widths =
       is_one ? std::vector<int64_t>{std::atoi(argv[2])} : std::vector<int64_t>{32, 64, 128};
   const std::vector<int64_t> lengths =

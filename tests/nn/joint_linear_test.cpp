@@ -39,8 +39,12 @@ TEST(JointLinear, isWhatEachLayerIsAlone) {
   const Op reference = [](const std::vector<at::Tensor>& x) {
     return at::cat({at::linear(x[0], x[1], x[2]), at::linear(x[0], x[3]), at::linear(x[0], x[4], x[5])}, -1);
   };
-  for (const auto& [rows, in, outs] : std::vector<std::tuple<int64_t, int64_t, std::vector<int64_t>>>{
-           {10, 6, {4, 5, 70}}, {40, 17, {9, 130, 3}}, {3, 8, {4, 4, 4}}, {9, 6, {8, 8200, 10}}}) {
+  for (const auto& [rows, in, outs] :
+       std::vector<std::tuple<int64_t, int64_t, std::vector<int64_t>>>{{10, 6, {4, 5, 70}},
+                                                                       {40, 17, {9, 130, 3}},
+                                                                       {3, 8, {4, 4, 4}},
+                                                                       {9, 6, {8, 8200, 10}},
+                                                                       {17, 70, {8, 4200, 10}}}) {
     for (const ProductLibrary library : available_product_libraries()) {
       for (const char* bf16 : {"native", "fp32"}) {
         const WithProducts with(fmt::format("{} bf16={}", name(library), bf16));

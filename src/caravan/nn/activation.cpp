@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
@@ -36,17 +37,18 @@ void for_elements(const char* op, const Kernel& kernel, const at::Tensor& first,
 }
 
 struct TanhGelu : Function<TanhGelu> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, bool has_backward) {
     const at::Tensor x = input.contiguous();
     at::Tensor y = at::empty_like(x);
-    if (input.requires_grad()) {
+    if (has_backward) {
       at::Tensor slope = at::empty_like(x);
       for_elements(
           "gelu", [](auto... arguments) { kernels::gelu(arguments...); }, x, y, slope);
       ctx->save_for_backward({slope});
     } else {
       for_elements(
-          "gelu", [](const auto* from, auto* to, int64_t count) { kernels::gelu(from, to, {}, count); }, x, y);
+          "gelu", [](const auto* from, auto* to, int64_t count) { kernels::gelu(from, to, /*slope=*/{}, count); }, x,
+          y);
     }
     return y;
   }
@@ -57,7 +59,7 @@ struct TanhGelu : Function<TanhGelu> {
     at::Tensor dx = at::empty_like(slope);
     for_elements(
         "gelu", [](auto... arguments) { kernels::gelu_backward(arguments...); }, dy, slope, dx);
-    return {dx};
+    return {dx, at::Tensor()};
   }
 };
 
@@ -87,7 +89,7 @@ struct Swiglu : Function<Swiglu> {
 
 at::Tensor value_of(Activation activation, const at::Tensor& x) {
   switch (activation) {
-    case Activation::gelu_tanh: return TanhGelu::apply(x);
+    case Activation::gelu_tanh: return TanhGelu::apply(x, at::GradMode::is_enabled() && x.requires_grad());
     case Activation::gelu: return at::gelu(x);
     case Activation::relu: return at::relu(x);
     case Activation::silu: break;

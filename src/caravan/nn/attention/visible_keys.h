@@ -49,7 +49,7 @@ class VisibleKeys {
     ranges(row, query, 1, keys, &range.first, &range.end);
     return range;
   }
-  /// The same of `count` queries.
+  /// The same for `count` queries, from `query` on.
   void ranges(int64_t row, int64_t query, int64_t count, int64_t keys, int32_t* first, int32_t* end) const;
   /// For how many sequences the ranges differ: 1 or batch.
   int64_t num_rows() const { return has_ranges() ? bounds_.size(0) : 1; }

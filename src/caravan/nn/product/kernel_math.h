@@ -105,8 +105,8 @@ void with_bool(bool condition, F f) {
 /// Reductions keep this many partial results for every vector width, so their bits do not depend on the machine.
 inline constexpr int64_t kLanes = 16;
 
-/// Calls f(i) for i in [0, count), whole vectors first. In a row of a few vectors, the checks of a plain loop take as
-/// long as one of them.
+/// Calls f(i) for i in [0, count); the calls must not depend on one another. Whole vectors come first: in rows of a few
+/// vectors, the checks for overlaps before a plain loop would take as long as a vector.
 template <class F>
 CARAVAN_INLINE void for_each_lane(int64_t count, F f) {
   int64_t i = 0;

@@ -30,7 +30,8 @@ template <class T>
 using Compute = typename ComputeOf<T>::type;
 
 /// y = x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), the tanh form of GELU. `slope`: its derivative, which costs little
-/// beside y and takes as much memory as x would until backward; null: not wanted. dx = dy * slope.
+/// beside y and takes as much memory as x would until backward; null: not wanted. dx = dy * slope: of 16 bits, the
+/// slope is rounded, and then dx.
 template <class T>
 void gelu(const T* x, T* y, T* slope, int64_t count);
 template <class T>

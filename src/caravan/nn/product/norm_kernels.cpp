@@ -16,7 +16,7 @@ CARAVAN_INLINE void add_rows(const T* a, const T* b, T* sum, int64_t width) {
   for (int64_t i = 0; i < width; ++i) store(load(a[i]) + load(b[i]), sum[i]);
 }
 
-/// The row in the compute type, in `scratch` if it is not already: each element is converted once.
+/// Elements in the compute type, in `scratch` if they are not already: each is converted once.
 template <class T>
 CARAVAN_INLINE const Compute<T>* widened(const T* row, [[maybe_unused]] Compute<T>* scratch, int64_t width) {
   if constexpr (std::is_same_v<T, Compute<T>>) {
@@ -28,18 +28,23 @@ CARAVAN_INLINE const Compute<T>* widened(const T* row, [[maybe_unused]] Compute<
 }
 
 /// Rows that a step of a norm takes at once: a processor then works on some while it waits for the divisions and roots
-/// of others. They stay in its first cache.
-constexpr int64_t kRowsAtOnce = 8;
+/// of others. Fewer where they would not stay in its first cache.
+constexpr int64_t kMostAtOnce = 8;
+constexpr int64_t rows_at_once(int64_t rows, int64_t width) {
+  constexpr int64_t kElements = 4096;
+  return std::min(rows, std::clamp<int64_t>(kElements / std::max<int64_t>(width, 1), 1, kMostAtOnce));
+}
 
 template <class T, bool kHasMean>
 struct Norm {
   using C = Compute<T>;
-  /// `scratch`: kRowsAtOnce + 2 rows.
-  CARAVAN_INLINE void run(const NormRows<T>* all, C* scratch, int64_t rows, int64_t width, double epsilon) {
-    const C* weight = widened(all->weight, scratch + kRowsAtOnce * width, width);
-    const C* bias = kHasMean ? widened(all->bias, scratch + (kRowsAtOnce + 1) * width, width) : nullptr;
-    for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
-      const int64_t end = rows - row < kRowsAtOnce ? rows : row + kRowsAtOnce;
+  /// `scratch`: at_once + 2 rows.
+  CARAVAN_INLINE void run(const NormRows<T>* all, C* scratch, int64_t rows, int64_t at_once, int64_t width,
+                          double epsilon) {
+    const C* weight = widened(all->weight, scratch + at_once * width, width);
+    const C* bias = kHasMean ? widened(all->bias, scratch + (at_once + 1) * width, width) : nullptr;
+    for (int64_t row = 0; row < rows; row += at_once) {
+      const int64_t end = rows - row < at_once ? rows : row + at_once;
       const C* v = add_branches(*all, scratch, row, end, width);
       measure(*all, v, row, end, width, epsilon);
       for (int64_t at = row; at < end; ++at, v += width) {
@@ -73,7 +78,7 @@ struct Norm {
         all.mean[at] = static_cast<C>(sum_of<C>(width, [=](int64_t i) { return from[i]; }) / count);
       }
     }
-    double squares[kRowsAtOnce];
+    double squares[kMostAtOnce];
     for (int64_t at = row; at < end; ++at) {
       const C* from = v + (at - row) * width;
       const C mean = kHasMean ? all.mean[at] : 0;
@@ -128,11 +133,12 @@ std::vector<Compute<T>> scratch_of(int64_t rows, int64_t width) {
 
 template <class T>
 void norm(const NormRows<T>& all, int64_t rows, int64_t width, double epsilon) {
-  std::vector<Compute<T>> scratch = scratch_of<T>(kRowsAtOnce + 2, width);
+  const int64_t at_once = rows_at_once(rows, width);
+  std::vector<Compute<T>> scratch = scratch_of<T>(at_once + 2, width);
   if (all.bias != nullptr) {
-    simd::dispatch<Norm<T, true>>(&all, scratch.data(), rows, width, epsilon);
+    simd::dispatch<Norm<T, true>>(&all, scratch.data(), rows, at_once, width, epsilon);
   } else {
-    simd::dispatch<Norm<T, false>>(&all, scratch.data(), rows, width, epsilon);
+    simd::dispatch<Norm<T, false>>(&all, scratch.data(), rows, at_once, width, epsilon);
   }
 }
 

@@ -77,8 +77,8 @@ struct JoinPairs {
   CARAVAN_INLINE void run(const uint16_t* __restrict from, int64_t stride, int64_t rows, int64_t width,
                           uint32_t* __restrict to, int64_t pitch) {
     for (int64_t row = 0; row < rows; row += 2, from += 2 * stride, to += pitch) {
-      const uint16_t* __restrict high = from + stride;
       if (row + 1 < rows) {
+        const uint16_t* __restrict high = from + stride;
         for_each_lane(width, [=](int64_t i) { to[i] = from[i] | uint32_t{high[i]} << 16; });
       } else {
         for_each_lane(width, [=](int64_t i) { to[i] = from[i]; });

@@ -20,16 +20,18 @@ namespace {
 using kernels::Bf16;
 
 constexpr int64_t kPanelBytes = 256 * 1024;  ///< of panels that rows are multiplied with at once: half of a small L2
-/// Of one panel: longer columns are multiplied in blocks, of all panels before the next block, whose part of the rows
-/// then comes from a near cache.
+/// Of one panel. Longer columns are cut into blocks. All panels are multiplied with a block before the next block
+/// begins, so that its part of the rows comes from a near cache.
 constexpr int64_t kMostPanelBytes = kPanelBytes / 2 * 3;
+/// The same for results that are rounded, whose blocks would need sums in fp32 beside them.
+constexpr int64_t kMostRoundedPanelBytes = 4 * kPanelBytes;
 
 /// Terms of one of the products of bf16 that oneDNN adds a tile up from.
 constexpr int64_t kDepthOfTiles = 512;
 
 /// How a product is divided over threads: by panels, and where these are few also by rows.
 struct Division {
-  Division(int64_t m, int64_t n, int64_t k, size_t element) : panels(num_tiles(n)) {
+  Division(int64_t m, int64_t n, int64_t k, size_t element, bool is_rounded) : panels(num_tiles(n)) {
     constexpr int64_t kTasksPerThread = 3;
     const int64_t threads = num_loop_threads();
     const int64_t tiles = num_tiles(m);
@@ -38,7 +40,9 @@ struct Division {
     rows = (tiles + wanted - 1) / wanted * kTileRows;
     parts = (m + rows - 1) / rows;
     const int64_t of_row = kTileColumns * static_cast<int64_t>(element);
-    depth = std::min(k, kMostPanelBytes / of_row);
+    static_assert(kMostPanelBytes % (kTileColumns * kernels::kTermsOfSum * sizeof(float)) ==
+                  0);  // the bits of one panel
+    depth = std::min(k, (is_rounded ? kMostRoundedPanelBytes : kMostPanelBytes) / of_row);
     at_once = parts > 1 ? 1 : std::clamp<int64_t>(kPanelBytes / (depth * of_row), 1, panels);
   }
   int64_t panels;
@@ -163,13 +167,14 @@ class PanelProduct {
     kernels::Fetch fetch;
     fetch.add(left_ + following * stride_ + of.k, stride_, count, of.depth);
     fetch.add(y_ + following * n_ + column(of), n_, count, columns(of), /*is_written=*/true);
+    const bool is_packed = next.panel == slice.panel && next.k == slice.k;
     const bool has_rows = b_.stride(1) == 1;
     const int64_t stride = has_rows ? b_.stride(0) : b_.stride(1), length = has_rows ? columns(next) : next.depth;
     const int64_t all = slice.end - slice.row, first = (row - slice.row) * length / all;
     const int64_t end = (row + rows - slice.row) * length / all;
     const E* from = data_of<E>(b_) +
                     (has_rows ? (column(next) + first) * stride + next.k : (next.k + first) * stride + column(next));
-    fetch.add(from, stride, end - first, has_rows ? next.depth : columns(next));
+    if (!is_packed) fetch.add(from, stride, end - first, has_rows ? next.depth : columns(next));
     fetch.spread_over(rows, columns(slice), slice.depth / static_cast<int64_t>(sizeof(float) / sizeof(E)));
     return fetch;
   }
@@ -226,15 +231,17 @@ at::Tensor contiguous(const at::Tensor& x) {
 bool has_pairs(const at::Tensor& x) { return x.scalar_type() != at::kBFloat16 || x.stride(0) % 2 == 0; }
 bool is_packable(const at::Tensor& b) { return b.stride(1) == 1 ? has_pairs(b) : b.stride(0) == 1; }
 
-/// Operands as panels read them.
+/// Operands as panels read them, for a result of `type`.
 struct PanelOperands {
-  PanelOperands(const at::Tensor& a_in, const at::Tensor& b_in)
+  PanelOperands(const at::Tensor& a_in, const at::Tensor& b_in, at::ScalarType type)
       : a(has_rows(a_in) && has_pairs(a_in) ? a_in : contiguous(a_in)),
         b(is_packable(b_in) ? b_in : contiguous(b_in)),
-        division(a.size(0), b.size(0), a.size(1), a.element_size()) {}
-  /// Whether a result of this type needs sums in fp32 beside it.
-  bool is_in_parts(at::ScalarType type) const { return division.depth < a.size(1) && type != at::kFloat; }
+        is_rounded(type != at::kFloat),
+        division(a.size(0), b.size(0), a.size(1), a.element_size(), is_rounded) {}
+  /// Whether the result needs sums in fp32 beside it.
+  bool is_in_parts() const { return is_rounded && division.depth < a.size(1); }
   at::Tensor a, b;
+  bool is_rounded;
   Division division;
 };
 
@@ -265,8 +272,8 @@ bool is_panel_product(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor panel_product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias_in,
                          at::ScalarType type) {
-  const PanelOperands operands(a, b);
-  if (operands.is_in_parts(type)) return panel_product(operands.a, operands.b, bias_in, at::kFloat).to(type);
+  const PanelOperands operands(a, b, type);
+  if (operands.is_in_parts()) return panel_product(operands.a, operands.b, bias_in, at::kFloat).to(type);
   const at::Tensor bias = bias_in.has_value() ? bias_in->to(at::kFloat).contiguous() : at::Tensor();
   at::Tensor y = at::empty({a.size(0), b.size(0)}, a.options().dtype(type));
   multiply_panels(operands, bias, y, /*adds=*/false);
@@ -274,8 +281,8 @@ at::Tensor panel_product(const at::Tensor& a, const at::Tensor& b, const std::op
 }
 
 void add_panel_product(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
-  const PanelOperands operands(a, b);
-  if (operands.is_in_parts(y.scalar_type())) {
+  const PanelOperands operands(a, b, y.scalar_type());
+  if (operands.is_in_parts()) {
     y.add_(panel_product(operands.a, operands.b, std::nullopt, at::kFloat));
   } else {
     multiply_panels(operands, {}, y, /*adds=*/true);

@@ -1,5 +1,6 @@
 #include "caravan/nn/attention/tiles/softmax_tiles.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -70,11 +71,11 @@ struct FindStepRanges {
       int32_t any_first = kMost, any_end = 0, every_first = 0, every_end = kMost;
       for (int64_t i = 0; i < kTileStep; ++i) {
         const bool sees_none = first[i] >= end[i];
-        const int32_t any = sees_none ? kMost : first[i], every = sees_none ? 0 : end[i];
-        any_first = any < any_first ? any : any_first;
-        any_end = every > any_end ? every : any_end;
-        every_first = any > every_first ? any : every_first;
-        every_end = every < every_end ? every : every_end;
+        const int32_t own_first = sees_none ? kMost : first[i], own_end = sees_none ? 0 : end[i];
+        any_first = own_first < any_first ? own_first : any_first;
+        any_end = own_end > any_end ? own_end : any_end;
+        every_first = own_first > every_first ? own_first : every_first;
+        every_end = own_end < every_end ? own_end : every_end;
       }
       steps->any_first[step] = any_first;
       steps->any_end[step] = any_end;
@@ -227,7 +228,6 @@ struct RowProducts {
 
 template <class T>
 struct UnpackRows {
-  /// `to` may be `from`.
   CARAVAN_INLINE void run(const float* from, int64_t pitch, int64_t rows, int64_t width, const float* factor,
                           bool is_one, T* to, int64_t stride) {
     for (int64_t row = 0; row < rows; ++row, from += pitch, to += stride) {
@@ -247,6 +247,7 @@ struct UnpackRows {
 
 void find_step_ranges(const TileRanges& ranges, StepRanges& steps) {
   simd::dispatch<FindStepRanges>(ranges.first, ranges.end, &steps);
+  if (ranges.document != nullptr) std::fill_n(steps.every_end, kTileSteps, 0);
 }
 
 void take_scores(const float* s, const TilePiece& piece, float scale, const TileRanges& ranges, RunningSoftmax& state) {

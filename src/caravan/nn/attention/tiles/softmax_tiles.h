@@ -33,11 +33,12 @@ struct TilePiece {
 
 inline constexpr int64_t kTileSteps = kTileQueries / kTileStep;  ///< of queries
 
-/// Of each step of queries: the first key and the one behind the last that any of its queries sees, and the same of
-/// those that each of them sees; without keys first >= end.
+/// Of each step of queries: the first key and one past the last that any of its queries sees, and the same of those
+/// that each of them sees; without keys first >= end. With documents no key counts as seen by each.
 struct StepRanges {
   int32_t any_first[kTileSteps], any_end[kTileSteps], every_first[kTileSteps], every_end[kTileSteps];
 };
+/// `first` and `end` of the ranges are not null.
 void find_step_ranges(const TileRanges& ranges, StepRanges& steps);
 
 /// Statistics of the queries of a tile over the keys so far.
@@ -72,7 +73,8 @@ void weights_backward(const float* s, const float* dp, const TilePiece& piece, f
 template <class T>
 void row_products(const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t rows, int64_t width,
                   float* delta);
-/// to[row] = from[row] * factor[row] (or factor[0], if it is one for all) for `width` elements of packed rows.
+/// to[row] = from[row] * factor[row] (or factor[0], if it is one for all) for `width` elements of packed rows. `to` may
+/// be `from`, of the same stride.
 template <class T>
 void unpack_rows(const float* from, int64_t pitch, int64_t rows, int64_t width, const float* factor, bool is_one, T* to,
                  int64_t stride);

@@ -43,7 +43,6 @@ class TileVisibility {
     std::fill(first + count, first + kernels::kTileQueries, 0);
     std::fill(end + count, end + kernels::kTileQueries, 0);
     kernels::find_step_ranges(ranges_, steps_);
-    if (document != nullptr) std::fill_n(steps_.every_end, kTileSteps, 0);
   }
 
   /// The keys that any query sees; empty if first >= end.
