@@ -61,7 +61,7 @@ TEST(UnpackedRows, areScaledAlsoInPlace) {
   }
 }
 
-/// Queries that see none, one that sees all, and those up to their own; in documents no key is seen by each.
+/// A step whose queries see nothing, one whose ranges grow, and one with a query that sees nothing.
 TEST(StepRanges, areThoseOfTheirQueries) {
   using kernels::kTileStep;
   std::vector<int32_t> first(kernels::kTileQueries, 5), end(kernels::kTileQueries, 5), document(kernels::kTileQueries);

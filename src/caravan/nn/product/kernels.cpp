@@ -13,7 +13,7 @@ struct Gelu {
   using C = Compute<T>;
   static constexpr C kSlope = static_cast<C>(2 * 0.79788456080286535588);  // 2 sqrt(2/pi)
   static constexpr C kCubic = static_cast<C>(0.044715);
-  static constexpr C kFar = 10;  // from here on s is 1, or 0 to 1e-37: larger powers of x would overflow beside it
+  static constexpr C kFar = 10;  // beyond it s is 1, or below 1e-37, beside which larger powers of x would overflow
 
   CARAVAN_INLINE void run(const T* x, T* y, T* slope, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {

@@ -40,8 +40,8 @@ struct Division {
     rows = (tiles + wanted - 1) / wanted * kTileRows;
     parts = (m + rows - 1) / rows;
     const int64_t of_row = kTileColumns * static_cast<int64_t>(element);
-    static_assert(kMostPanelBytes % (kTileColumns * kernels::kTermsOfSum * sizeof(float)) ==
-                  0);  // the bits of one panel
+    // Blocks then have whole sums, and give the bits of a panel that is not cut.
+    static_assert(kMostPanelBytes % (kTileColumns * kernels::kTermsOfSum * sizeof(float)) == 0);
     depth = std::min(k, (is_rounded ? kMostRoundedPanelBytes : kMostPanelBytes) / of_row);
     at_once = parts > 1 ? 1 : std::clamp<int64_t>(kPanelBytes / (depth * of_row), 1, panels);
   }
@@ -96,7 +96,7 @@ class PanelProduct {
         const Slice next = task < end ? slice_of(task, end, k)
                            : is_last  ? Slice{}
                                       : slice_of(begin, end, k + slice.depth);
-        if (packed.num == 0 || packed.panel != slice.panel || packed.k != k) pack(slice, panels);
+        if (!packed.has_panels_of(slice)) pack(slice, panels);
         multiply_rows(panels, slice, next);
         packed = slice;
       }
@@ -107,6 +107,8 @@ class PanelProduct {
   /// Terms [k, k + depth) of `num` panels from `panel` on, with rows [row, end).
   struct Slice {
     int64_t panel = 0, num = 0, row = 0, end = 0, k = 0, depth = 0;
+    /// With other rows.
+    bool has_panels_of(const Slice& other) const { return panel == other.panel && num == other.num && k == other.k; }
   };
   Slice slice_of(int64_t task, int64_t end, int64_t k) const {
     const int64_t row = task % division_.parts * division_.rows;
@@ -167,14 +169,13 @@ class PanelProduct {
     kernels::Fetch fetch;
     fetch.add(left_ + following * stride_ + of.k, stride_, count, of.depth);
     fetch.add(y_ + following * n_ + column(of), n_, count, columns(of), /*is_written=*/true);
-    const bool is_packed = next.panel == slice.panel && next.k == slice.k;
     const bool has_rows = b_.stride(1) == 1;
     const int64_t stride = has_rows ? b_.stride(0) : b_.stride(1), length = has_rows ? columns(next) : next.depth;
     const int64_t all = slice.end - slice.row, first = (row - slice.row) * length / all;
     const int64_t end = (row + rows - slice.row) * length / all;
     const E* from = data_of<E>(b_) +
                     (has_rows ? (column(next) + first) * stride + next.k : (next.k + first) * stride + column(next));
-    if (!is_packed) fetch.add(from, stride, end - first, has_rows ? next.depth : columns(next));
+    if (!next.has_panels_of(slice)) fetch.add(from, stride, end - first, has_rows ? next.depth : columns(next));
     fetch.spread_over(rows, columns(slice), slice.depth / static_cast<int64_t>(sizeof(float) / sizeof(E)));
     return fetch;
   }
