@@ -198,6 +198,8 @@ TEST_F(LaunchTest, PrintsEachErrorOnceFromTheRankThatCausedIt) {
         "*=error:[comm] x: bad\n  where: rank 1\n  do: y,exit:2"},
        2,
        "[comm] x: bad\n  where: rank 0\n  do: y\n"},
+      // Rank 0 is too slow to end, and is killed.
+      {{"0=error:[recipe] x: bad,hang", "*=sleep:100,error:[recipe] x: bad,exit:2"}, 2, "[recipe] x: bad\n"},
       {{"0=error:[comm] rank 1 is lost,exit:4", "1=sleep:100,error:[data] x: unreadable,exit:3", "2=hang"},
        3,
        "caravan: rank 1 of 3 ended with exit code 3 (data or checkpoint):\n[data] x: unreadable\n"},

@@ -230,14 +230,15 @@ int Job::verdict() const {
     return 130;
   }
   const auto cause = std::ranges::find_if_not(failures_, is_lost_peer);
-  const RankProcess* culprit = cause != failures_.end() ? *cause : failures_.front();
-  // If all ranks throw the same error, rank 0 reports it.
+  const RankProcess& culprit = cause != failures_.end() ? **cause : *failures_.front();
+  // If all ranks throw the same error, rank 0 reports it. The code is that of the culprit: rank 0 may have been killed
+  // before it could end.
   const RankProcess& first = processes_.front();
-  if (!culprit->error().empty() && is_same_error(culprit->error(), first.error())) culprit = &first;
+  const bool is_common = !culprit.error().empty() && is_same_error(culprit.error(), first.error());
   // A rank 0 that was killed may leave the cursor at the end of a progress bar.
   const bool breaks_line = WIFSIGNALED(first.wait_status) && isatty(STDERR_FILENO) == 1;
-  std::fprintf(stderr, "%s%s", breaks_line ? "\n" : "", report(*culprit, failures_, facts).c_str());
-  return job_code_of(*culprit, facts);
+  std::fprintf(stderr, "%s%s", breaks_line ? "\n" : "", report(is_common ? first : culprit, failures_, facts).c_str());
+  return job_code_of(culprit, facts);
 }
 
 /// A free port, bound so that no other process gets it. It is not listened on, so that a rank may bind it, too, if it

@@ -37,7 +37,8 @@ int job_code_of(const RankProcess& process, const JobFacts& facts) noexcept;
 bool is_same_error(const std::string& one, const std::string& other);
 
 /// What happened to the job: the error of `culprit`, or how it ended and the end of its log, once; then a line for each
-/// other rank that has more to say. `failures` are the ranks that failed, earliest first; `culprit` is one of them.
+/// other rank that has more to say. `failures` are the ranks that failed, earliest first; `culprit` is one of them, or
+/// rank 0 if it has the same error.
 std::string report(const RankProcess& culprit, const std::vector<const RankProcess*>& failures, const JobFacts& facts);
 
 }  // namespace caravan
