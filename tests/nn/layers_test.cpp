@@ -53,6 +53,14 @@ TEST(ElementwiseEdges, farOutTheyAreZeroOrTheIdentity) {
   y.sum().backward();
   EXPECT_TRUE(leaf.grad().allclose(is_positive, 1e-6, 1e-6)) << leaf.grad();
   EXPECT_TRUE(y.allclose(far.clamp_min(0), 1e-6, 1e-6)) << y;
+  const at::Tensor finite = far.narrow(0, 0, far.numel() - 1);  // libtorch has no slope of silu(inf) either
+  at::Tensor gate = finite.clone().requires_grad_(), up = at::ones_like(gate).requires_grad_();
+  const at::Tensor gated = swiglu_of(gate, up);
+  gated.sum().backward();
+  // At -12 and 12 sigmoid is 6e-6 from 0 and 1.
+  EXPECT_TRUE(gated.allclose(finite.clamp_min(0), 1e-3, 1e-3)) << gated;
+  EXPECT_TRUE(up.grad().allclose(finite.clamp_min(0), 1e-3, 1e-3)) << up.grad();
+  EXPECT_TRUE(gate.grad().allclose((finite > 0).to(at::kFloat), 1e-3, 1e-3)) << gate.grad();
   const at::Tensor nan = at::full({3}, std::nan(""));
   EXPECT_TRUE(gelu_of(nan).isnan().all().item<bool>());
 }

@@ -35,11 +35,18 @@ struct GeluBackward {
   }
 };
 
+/// The argument of x sigmoid(x). Far below 0, sigmoid() is about 1e-38, beside which x must not grow.
+template <class C>
+CARAVAN_INLINE C gate_of(C x) {
+  constexpr C kFar = -100;
+  return x < kFar ? kFar : x;
+}
+
 template <class T>
 struct Swiglu {
   CARAVAN_INLINE void run(const T* gate, const T* up, T* y, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      const auto g = load(gate[i]);
+      const auto g = gate_of(load(gate[i]));
       store(g * sigmoid(g) * load(up[i]), y[i]);
     }
   }
@@ -49,7 +56,7 @@ template <class T>
 struct SwigluBackward {
   CARAVAN_INLINE void run(const T* dy, const T* gate, const T* up, T* dgate, T* dup, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      const auto g = load(gate[i]);
+      const auto g = gate_of(load(gate[i]));
       const auto d = load(dy[i]);
       const auto s = sigmoid(g);
       store(d * load(up[i]) * s * (1 + g * (1 - s)), dgate[i]);
