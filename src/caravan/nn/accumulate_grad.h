@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -34,13 +36,15 @@ inline const std::vector<Parameter*>& accumulations_of(torch::autograd::Autograd
   return static_cast<const Accumulations&>(*ctx->saved_data["deposits"].toCapsule()).parameters;
 }
 
-/// In backward of y = x W^T + b, whose inputs 1 and 2 are weight and bias (or none), as in will_accumulate: `add_*` are
-/// called later, for each that needs a gradient, with its sum and whether to overwrite it. They capture detached
-/// tensors. Of several such layers with one x, the inputs of the `layer`-th begin with `input`.
+/// In backward of y = x W^T + b, whose inputs after x are weight and bias, as in will_accumulate, without those that
+/// are null: `add_*` are called later, for each that needs a gradient, with its sum and whether to overwrite it. They
+/// capture detached tensors. Of several such layers with one x, those of the `layer`-th.
 template <class AddWeight, class AddBias>
 void accumulate_grad_later(torch::autograd::AutogradContext* ctx, const AddWeight& add_weight, const AddBias& add_bias,
-                           size_t layer = 0, size_t input = 1) {
+                           size_t layer = 0) {
   const std::vector<Parameter*>& parameters = accumulations_of(ctx);
+  const std::span before(parameters.data(), 2 * layer);
+  const auto input = 1 + before.size() - static_cast<size_t>(std::ranges::count(before, nullptr));
   Parameter* weight = ctx->needs_input_grad(input) ? parameters[2 * layer] : nullptr;
   Parameter* of_bias = parameters[2 * layer + 1];
   Parameter* bias = of_bias != nullptr && ctx->needs_input_grad(input + 1) ? of_bias : nullptr;

@@ -324,15 +324,14 @@ struct LinearFunction : Function<LinearFunction> {
         dx = multiply(way, grads[i], w.t(), std::nullopt, ProductKind::dx, type);
       }
     }
-    for (size_t i = 0, first = 1, next = 0; i < grads.size(); ++i, first = next) {
-      next = first + (parameters[2 * i + 1] != nullptr ? 2 : 1);
+    for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       const Way way = way_of(x, saved[i + 1], rows);
       const at::Tensor dy = std::exchange(grads[i], {});
       accumulate_grad_later(
           ctx,
           [=](at::Tensor& sum, bool is_empty) { add_product_to(way, sum, is_empty, dy.t(), x.t(), ProductKind::dw); },
-          [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i, first);
+          [=](at::Tensor& sum, bool is_empty) { add_columns(sum, is_empty, dy); }, i);
     }
     if (dx.defined()) gradients[0] = dx.to(x.scalar_type()).view(input.sizes());
     return gradients;

@@ -162,12 +162,13 @@ class TransposedProduct {
   bool adds_;
 };
 
-/// c [m, n] (+)= a^T b. An element adds up k in the same order on any number of threads.
+/// sum [m, n] (+)= a^T b. An element adds up k in the same order on any number of threads.
 template <class E>
-void multiply_transposed(const at::Tensor& a, const at::Tensor& b, float* c, bool adds) {
+void add_product_by_tiles(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
   const int64_t m = a.size(1);
   const ThreadScratch scratch(num_tiles(m), TransposedProduct<E>::scratch(a, b), a.options());
-  const TransposedProduct<E> product(a, b, c, adds);
+  if (sum.is_meta()) return;
+  const TransposedProduct<E> product(a, b, data_of<float>(sum), !is_empty);
   parallel_for(0, num_tiles(m), 1, [&](int64_t begin, int64_t end) {
     product.run(begin * kTileRows, std::min(end * kTileRows, m), scratch.own<E>());
   });
@@ -234,6 +235,7 @@ void take_dry_memory(const at::Tensor& sum, const at::Tensor& a, const at::Tenso
 }
 
 void add_product_by_onednn(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
+  if (sum.is_meta()) return take_dry_memory(sum, a, b);
   const int64_t m = a.size(1), n = b.size(1);
   if (!is_turned(m, n, a.size(0))) return multiply_by_onednn(a, b, data_of<float>(sum), !is_empty);
   const at::Tensor turned = at::empty({n, m}, sum.options());
@@ -316,19 +318,15 @@ bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& 
 }
 
 void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b) {
-  const int64_t m = a.size(1);
-  count_product("mm", a.scalar_type(), m, b.size(1), a.size(0));
+  count_product("mm", a.scalar_type(), a.size(1), b.size(1), a.size(0));
   const KernelLogScope uncounted(nullptr);
-  const bool is_fp32 = a.scalar_type() == at::kFloat;
-  if (sum.is_meta()) {
-    if (!is_fp32 && !has_pair_tiles()) return take_dry_memory(sum, a, b);
-    const int64_t elements = is_fp32 ? TransposedProduct<float>::scratch(a, b) : TransposedProduct<Bf16>::scratch(a, b);
-    const ThreadScratch scratch(num_tiles(m), elements, a.options());
-    return;
+  if (a.scalar_type() == at::kFloat) {
+    add_product_by_tiles<float>(sum, is_empty, a, b);
+  } else if (has_pair_tiles()) {
+    add_product_by_tiles<Bf16>(sum, is_empty, a, b);
+  } else {
+    add_product_by_onednn(sum, is_empty, a, b);
   }
-  if (is_fp32) return multiply_transposed<float>(a, b, data_of<float>(sum), !is_empty);
-  if (has_pair_tiles()) return multiply_transposed<Bf16>(a, b, data_of<float>(sum), !is_empty);
-  add_product_by_onednn(sum, is_empty, a, b);
 }
 
 }  // namespace caravan
