@@ -7,8 +7,8 @@
 
 namespace caravan {
 
-/// The largest relative error that rounding explains.
-double default_tolerance(const ProveCase& what, bool splits_products);
+/// The largest relative error that rounding explains. `one` has what trace_on_one adds.
+double default_tolerance(const Trace& one, const ProveCase& what);
 
 /// Throws UsageError, naming the first gradient, if a factor of 1/2 or a missing summand would not exceed the tolerance
 /// tenfold. `one` has summands.

@@ -49,7 +49,7 @@ nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) 
   Trace one;
   run_thread_ranks(1,
                    [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
-  const double tolerance = what.tolerance.value_or(default_tolerance(what, ranks.front().splits_products));
+  const double tolerance = what.tolerance ? *what.tolerance : default_tolerance(one, what);
   check_tolerance(one, tolerance, what);
   const Proof proof = compare_traces(ranks, one, tolerance, what);
   nlohmann::json json{{"ranks", proof.num_ranks},

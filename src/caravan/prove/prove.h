@@ -122,9 +122,10 @@ struct Proof {
 ///   bf16  2e-5: one process runs the micro-batches that the ranks run, whose roundings are then the same. Every step
 ///         starts from new values: weights that differ in the last bit of fp32 may be rounded apart, and then gradients
 ///         differ by several per cent. Where the arrangement splits weights or sequences, other numbers are rounded:
-///         2^-8 times the square root of their count, 4e-2, with adapters 4.6e-2. Measured: up to 4e-2, with
-///         adapters 4.3e-2 (AMD Zen 5, llama under tp 2). With attention=native half as
-///         much again, and less by as much for tenfold below. For few summands: prove it in fp64 and fp32 too
+///         2^-8 times the square root of their count, 4e-2, with adapters 4.6e-2; or 1.5 times what one process in
+///         16 bits differs from itself in fp32, if that is more and still shows every fault. Measured: up to 5.4e-2,
+///         where one process is 3e-2 to 6e-2 from fp32 (llama under tp 2). With attention=native half as much again,
+///         and less by as much for tenfold below. For few summands: prove it in fp64 and fp32 too
 ///   fp16  as bf16, with roundings of 2^-11 and a loss scale of 1024
 /// A tolerance is valid only if a factor of 1/2 in any gradient (2 is a larger error) and a missing summand (a
 /// micro-batch of a rank) exceed it tenfold; without finds_summands, if a factor of 1/2 exceeds it fivefold.

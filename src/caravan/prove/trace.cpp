@@ -110,8 +110,9 @@ class CaseRun {
   CaseRun(const ProveCase& what, const std::shared_ptr<Communicator>& world, const std::vector<AxisSize>& axes,
           const Arrange& arrange, bool is_new = false);
   /// `paths` counts what the steps execute, not what a proof does besides; null in one process. Ranks stop after a step
-  /// whose loss or norm is not finite, which differs from one process; there it is an error.
-  Trace steps(int num_micro_batches, PathLog* paths);
+  /// whose loss or norm is not finite, which differs from one process; there it is an error. `starts_anew`: each step
+  /// starts from new values.
+  Trace steps(int num_micro_batches, bool starts_anew, PathLog* paths);
   void step(PathLog& paths);
   std::vector<std::vector<at::Tensor>> summands(int64_t slice_rows);
   int64_t rows() const noexcept { return rows_; }
@@ -264,7 +265,7 @@ int64_t CaseRun::slice_rows(int num_micro_batches) const {
   return std::max<int64_t>(1, mine.size[0] / num_micro_batches);
 }
 
-Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
+Trace CaseRun::steps(int num_micro_batches, bool starts_anew, PathLog* paths) {
   Trace trace{.where = engine_.mesh().where(), .names = names_};
   const Strategy& strategy = engine_.strategy();
   trace.slice_rows = slice_rows(num_micro_batches);
@@ -272,7 +273,6 @@ Trace CaseRun::steps(int num_micro_batches, PathLog* paths) {
   trace.splits_products = splits_products(strategy) || std::ranges::any_of(model_.parameters(), is_tile);
   const std::unique_ptr<Optimizer> optimizer = make_optimizer();
   TrainStep train_step(engine_, *optimizer, options(num_micro_batches));
-  const bool starts_anew = rounds_to_16_bits(what_);
   for (int step = 0; step < what_.num_steps; ++step) {
     if (step == 0 || starts_anew) fill(what_.seed + static_cast<uint64_t>(step));
     StepTrace& own = trace.steps.emplace_back();
@@ -332,7 +332,7 @@ bool rounds_to_16_bits(const ProveCase& what) {
 Trace trace_on_ranks(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
   CaseRun run(what, world, what.axes, what.arrange);
   PathLog paths(what.planted);
-  Trace trace = run.steps(what.num_micro_batches, &paths);
+  Trace trace = run.steps(what.num_micro_batches, rounds_to_16_bits(what), &paths);
   trace.paths = paths.counts();
   return trace;
 }
@@ -347,12 +347,19 @@ PathCounts paths_of_step(const ProveCase& what, const std::shared_ptr<Communicat
 Trace trace_on_one(const ProveCase& what, const std::shared_ptr<Communicator>& world, const Trace& arranged) {
   std::vector<AxisSize> axes = what.axes;
   for (AxisSize& axis : axes) axis.size = 1;
-  CaseRun run(what, world, axes, [](Model& model, Mesh& mesh) { return Arrangement(whole_model(model, mesh)); });
+  const auto arrange = [](Model& model, Mesh& mesh) { return Arrangement(whole_model(model, mesh)); };
+  CaseRun run(what, world, axes, arrange);
   std::vector<std::vector<at::Tensor>> summands = run.summands(arranged.slice_rows);
   // All rows at once, which needs no accumulation; in 16 bits with the roundings of the ranks.
-  const bool in_slices = rounds_to_16_bits(what) && run.rows() % arranged.slice_rows == 0;
-  Trace trace = run.steps(in_slices ? static_cast<int>(run.rows() / arranged.slice_rows) : 1, nullptr);
+  const bool is_rounded = rounds_to_16_bits(what);
+  const bool in_slices = is_rounded && run.rows() % arranged.slice_rows == 0;
+  const int slices = in_slices ? static_cast<int>(run.rows() / arranged.slice_rows) : 1;
+  Trace trace = run.steps(slices, is_rounded, nullptr);
   trace.summands = std::move(summands);
+  if (!is_rounded || !arranged.splits_products) return trace;
+  ProveCase exact = what;
+  exact.compute_dtype = at::kFloat;
+  trace.exact = CaseRun(exact, world, axes, arrange).steps(slices, is_rounded, nullptr).steps;
   return trace;
 }
 

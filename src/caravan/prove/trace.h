@@ -24,7 +24,7 @@ struct StepTrace {
 
 /// What one rank recorded of a case.
 struct Trace {
-  std::string where;
+  std::string where{};
   std::vector<std::string> names{};  ///< of the parameters
   std::vector<StepTrace> steps{};
   int64_t slice_rows = 0;        ///< of a micro-batch of this rank
@@ -32,6 +32,8 @@ struct Trace {
   bool splits_products = false;  ///< its arithmetic differs from that of one process on the same rows
   /// For one process: the gradients of the first step for each slice of the batch alone.
   std::vector<std::vector<at::Tensor>> summands{};
+  /// For one process in 16 bits, of a case that splits products: the same steps in the dtype of the parameters.
+  std::vector<StepTrace> exact{};
 };
 
 /// Whether layers compute in bf16 or fp16: then every step starts from new values (see prove).
