@@ -241,6 +241,10 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\nkind = \"gpt2\"\nkv_heads = 4", "4 kv_heads do not divide 6 heads", "r.toml:3"},
       {"[model]\nrope_theta = 1e5", "model.positions = \"rotary\" only", "r.toml:2"},
       {"[model]\nkind = \"llama\"\nrope_factor = 2", "model.rope_scaling only", "r.toml:3"},
+      {"[model]\nkind = \"llama\"\ncontext = 64\nrope_scaling = \"dynamic\"\nrope_factor = 4\n"
+       "rope_original_context = 16\n[data]\npack = \"documents\"",
+       "data.pack: \"documents\", whose positions restart, in rows of 64 tokens: above 16", "r.toml:8",
+       "data.positions = \"continue\"", "model.context = 16"},
       {"[model]\nfull_layers = \"every 2\"", "model.window above 0 only", "r.toml:2"},
       {"[model]\nwindow = 5\nfull_layers = \"odd\"", "'odd' names no layers", "r.toml:3", "every 6"},
       {"[model]\npositions = \"rotery\"", "'rotary'", "r.toml:2"},

@@ -217,6 +217,22 @@ void check_task(const Recipe& recipe) {
   if (recipe.data.task.has_preferences()) check_preference(recipe);
 }
 
+/// Frequencies that depend on the length of a text follow that of a row, which for a row of short documents is another
+/// model than for each document alone.
+void check_rope(const Recipe& recipe) {
+  const RopeScaling& scaling = recipe.model.rope_scaling;
+  const bool depends = scaling.kind == RopeScalingKind::dynamic || scaling.kind == RopeScalingKind::longrope;
+  const int64_t original = scaling.original_context > 0 ? scaling.original_context : recipe.model.context;
+  const bool restarts = recipe.data.packs_documents() && recipe.data.positions == "restart";
+  if (!depends || !restarts || recipe.model.context <= original) return;
+  recipe.refuse(
+      "data.pack",
+      fmt::format("\"documents\", whose positions restart, in rows of {} tokens: above {} the frequencies of "
+                  "model.rope_scaling depend on the length of the text, which here is that of a row",
+                  recipe.model.context, original),
+      fmt::format("use data.positions = \"continue\", data.pack = \"none\", or model.context = {}", original));
+}
+
 /// A source is read by an encoder: the first of the layers.
 void check_encoder(const Recipe& recipe) {
   const ModelConfig& model = recipe.model;
@@ -242,6 +258,7 @@ void check_whole(Recipe& recipe) {
   }
   ModelConfig model = recipe.model;
   check_task(recipe);
+  check_rope(recipe);
   if (model.vocabulary == 0) model.vocabulary = 1;  // the tokenizer's, not yet known
   try {
     model.validate();
