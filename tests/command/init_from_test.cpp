@@ -76,6 +76,15 @@ TEST_F(InitFromTest, HasItsOwnContextAndResumesWithoutTheSource) {
   EXPECT_THAT(resumed.out, AllOf(HasSubstr("resumed after step 6"), Not(HasSubstr("starts with"))));
 }
 
+TEST_F(InitFromTest, SaysThatItReadsTextByAnotherTokenizer) {
+  ASSERT_EQ(train("base", 1, set({"train.steps=1", "data.tokenizer={train = 300}"})).code, 0);
+  ASSERT_EQ(train("bytes", 1, set({"train.steps=1"})).code, 0);
+  const std::string other = "data.tokenizer=" + path("bytes/tokenizer.json");
+  const Result result = tune("tuned", 1, {"train.init_from=" + path("base"), "train.steps=1", other});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("reads text by "));
+}
+
 TEST_F(InitFromTest, WhatTheWeightsContradictIsRefused) {
   ASSERT_EQ(train("base", 1, set({"train.steps=1"})).code, 0);
   const std::string from = "train.init_from=" + path("base");
@@ -88,6 +97,9 @@ TEST_F(InitFromTest, WhatTheWeightsContradictIsRefused) {
   EXPECT_THAT(refusal(2, {from, "model.layers=3"}), AllOf(HasSubstr("model.layers: is 3"), HasSubstr("is 2")));
   EXPECT_THAT(refusal(2, {from, "model.context=64"}), HasSubstr("has learned 32 positions"));
   EXPECT_THAT(refusal(3, {"train.init_from=" + path("none")}), HasSubstr("no such folder"));
+  EXPECT_THAT(refusal(2, {from, "data.tokenizer={train = 300}"}),
+              AllOf(HasSubstr("data.tokenizer: a tokenizer trained on this text has other tokens"),
+                    HasSubstr(path("base/tokenizer.json"))));
   file("empty/notes.txt", "nothing");
   EXPECT_EQ(refusal(3, {"train.init_from=" + path("empty")}).find("internal"), std::string::npos);
   for (const auto& entry : std::filesystem::directory_iterator(path("base/step_000001"))) {

@@ -65,9 +65,16 @@ RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics) {
 }
 
 std::vector<std::string> source_notes(const InitSource& source, const std::vector<std::string>& left,
-                                      const std::vector<std::string>& classes) {
+                                      const Dataset& dataset, const Recipe::Data& data) {
   constexpr size_t kMost = 8;
+  const std::vector<std::string>& classes = dataset.class_names;
   std::vector<std::string> notes{"starts with the weights of " + shown(source.folder).string()};
+  const std::string& tokenizer = data.source_tokenizer;
+  if (!tokenizer.empty() && tokenizer != data.tokenizer &&
+      Tokenizer::load(tokenizer).hash() != dataset.tokenizer.hash()) {
+    notes.push_back(fmt::format("reads text by {}, not by {} of these weights", shown(data.tokenizer).string(),
+                                shown(tokenizer).string()));
+  }
   if (!source.adapter.empty() && !classes.empty()) {
     notes.push_back("lora.adapter does not name the classes of its head, if any: they are taken to be " +
                     some_of(classes, kMost));
@@ -94,7 +101,7 @@ std::vector<std::string> start_notes(const NoteSources& of) {
   const int64_t steps = of.recipe.train.steps;
   if (of.options.resumes() && of.step == steps) {
     notes.push_back(
-        fmt::format("the run is complete (step {} of {}); to continue: --resume --set  train.steps=M with M above {}",
+        fmt::format("the run is complete (step {} of {}); to continue: --resume --set train.steps=M with M above {}",
                     steps, steps, steps));
   }
   return notes;

@@ -41,9 +41,9 @@ std::map<std::string, std::string> with_own_template(std::map<std::string, std::
 
 RunOrigin origin_of(const Dataset& dataset, const Numerics& numerics);
 
-/// What a run of these classes, or none, has taken from the model that it starts from; `left`: see load_weights.
+/// What a run of this data has taken from the model that it starts from; `left`: see load_weights.
 std::vector<std::string> source_notes(const InitSource& source, const std::vector<std::string>& left,
-                                      const std::vector<std::string>& classes);
+                                      const Dataset& dataset, const Recipe::Data& data);
 
 struct NoteSources {
   const Recipe& recipe;

@@ -241,8 +241,8 @@ void Run::start_from(InitSource source) {
   source.keeps_head =
       dataset_.class_names == source.tokens.classes || dataset_.class_names == classes_of_records(source.tokens);
   const std::vector<std::string> left = state_->start_from(source);
+  for (std::string& note : source_notes(source, left, dataset_, recipe_.data)) place_.notes.push_back(std::move(note));
   recipe_.data.tokenizer = (place_.folder / "tokenizer.json").string();  // the run's own copy
-  for (std::string& note : source_notes(source, left, dataset_.class_names)) place_.notes.push_back(std::move(note));
   const auto write = [&] {
     write_text_files(place_.folder, with_own_template(read_text_files(source.text), recipe_), dataset_.tokenizer,
                      recipe_.model);

@@ -66,6 +66,19 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, const Rec
   return *tokenizer;
 }
 
+/// The weights that a run starts with belong to the tokens of their own tokenizer. A file that the recipe names may be
+/// that one with more tokens.
+void check_source_tokenizer(const Recipe::Data& data, const Tokenizer& tokenizer) {
+  const bool is_named = !data.tokenizer.empty() && data.tokenizer != "bytes";
+  if (is_named || data.source_tokenizer.empty()) return;
+  if (Tokenizer::load(data.source_tokenizer).hash() == tokenizer.hash()) return;
+  throw UsageError({"data", "data.tokenizer",
+                    data.tokenizer.empty() ? "a tokenizer trained on this text has other tokens than the weights of "
+                                             "train.init_from"
+                                           : "\"bytes\" are other tokens than those of the weights of train.init_from",
+                    "", fmt::format("leave it out, or use data.tokenizer = \"{}\"", data.source_tokenizer)});
+}
+
 }  // namespace
 
 void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer) {
@@ -83,6 +96,7 @@ Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
   Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
                         : data.tokenizer.empty()  ? trained_tokenizer(text, data, folders.cache, observer)
                                                   : Tokenizer::load(find_file(data.tokenizer, folders));
+  check_source_tokenizer(data, tokenizer);
   check_end_of_text(data, tokenizer);
   return tokenizer;
 }
