@@ -2,9 +2,11 @@
 //   attention [REPEAT [WIDTH LENGTH]]     medians of REPEAT (9) interleaved calls, of all shapes or of one: GFLOP/s of
 //                                         the visible scores, share of the product
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -18,6 +20,7 @@
 #include "caravan/nn/attention/tiled_attention.h"
 #include "caravan/nn/product/product.h"
 #include "caravan/nn/product/tile_product.h"
+#include "caravan/session/run_program.h"
 
 using namespace caravan;
 
@@ -78,19 +81,14 @@ void time_shape(at::ScalarType type, int64_t width, int64_t positions, double ra
              100 * rate_of(5, times[2]) / rate, rate_of(5, times[3]));
 }
 
-}  // namespace
+/// The number that an argument is; 0 if it is none from 1 on.
+int number_of(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc{} && end == text.data() + text.size() ? std::max(number, 0) : 0;
+}
 
-int main(int argc, char** argv) {
-  const int repeat = argc > 1 ? std::atoi(argv[1]) : 9;
-  const bool is_one = argc == 4;
-  if (argc == 3 || argc > 4 || (is_one && (std::atoi(argv[2]) < 1 || std::atoi(argv[3]) < 1))) {
-    fmt::print(stderr, "attention [REPEAT [WIDTH LENGTH]]: WIDTH and LENGTH are at least 1\n");
-    return 2;
-  }
-  const std::vector<int64_t> widths =
-      is_one ? std::vector<int64_t>{std::atoi(argv[2])} : std::vector<int64_t>{32, 64, 128};
-  const std::vector<int64_t> lengths =
-      is_one ? std::vector<int64_t>{std::atoi(argv[3])} : std::vector<int64_t>{128, 256, 512, 1024, 2048, 4096, 8192};
+void time_all(int repeat, const std::vector<int64_t>& widths, const std::vector<int64_t>& lengths) {
   at::set_num_threads(1);
   const at::NoGradGuard no_grad;
   fmt::print("{}\n                      forward               backward\n", processor_class());
@@ -102,4 +100,21 @@ int main(int argc, char** argv) {
       for (const int64_t positions : lengths) time_shape(type, width, positions, rate, repeat);
     }
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<int> numbers;
+  for (int i = 1; i < argc; ++i) numbers.push_back(number_of(argv[i]));
+  const bool is_one = argc == 4;
+  if ((argc > 2 && !is_one) || std::ranges::count(numbers, 0) > 0) {
+    fmt::print(stderr, "attention [REPEAT [WIDTH LENGTH]]: numbers from 1 on\n");
+    return 2;
+  }
+  const int repeat = numbers.empty() ? 9 : numbers[0];
+  return run_program([&] {
+    if (is_one) return time_all(repeat, {numbers[1]}, {numbers[2]});
+    time_all(repeat, {32, 64, 128}, {128, 256, 512, 1024, 2048, 4096, 8192});
+  });
 }

@@ -43,6 +43,12 @@ PASSES = {"recompute": "backward", "weight": "backward", "optimizer": "update", 
 
 RECIPE_STEPS = 8
 
+DTYPES = ["fp32", "bf16", "fp16"]  # of precision.compute
+
+# What runs, and the targets that build it.
+PROGRAMS = ["caravan", "caravan-rank", "limit_rates", "limit_profile"]
+TARGETS = "caravan_app caravan_rank limit_rates limit_profile"
+
 # Settings of 2 ranks, and the least batch.
 ARRANGEMENTS = {"ddp": ({}, 2), "zero3": ({"data_parallel.technique": '"zero3"'}, 2), "tp": ({"mesh.tp": 2}, 1),
                 "pp": ({"mesh.pp": 2, "pipeline.micro_batches": 4}, 4), "cp": ({"mesh.cp": 2}, 1)}
@@ -164,17 +170,45 @@ def two(name, bench, arrangements, repeat):
               f"{one_rank.text_of(ratios)}", flush=True)
 
 
+def some_of(names):
+    """The type of an argument that is a list of names with commas between them."""
+    def parse(text):
+        chosen = text.split(",")
+        wrong = [repr(name) for name in chosen if name not in names]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"invalid choice: {', '.join(wrong)} (choose from {', '.join(names)})")
+        return chosen
+    return parse
+
+
+def check(parser, arguments):
+    """Ends with a message if what the arguments ask for cannot run."""
+    if arguments.repeat < 1:
+        parser.error(f"--repeat {arguments.repeat}: at least 1")
+    if arguments.set and not arguments.recipe:
+        parser.error("--set is for a recipe: add --recipe FILE, such as recipes/default.toml")
+    for text in arguments.set:
+        if "=" not in text:
+            parser.error(f"--set {text}: not KEY=VALUE")
+    for program in PROGRAMS:
+        if not (pathlib.Path(arguments.build) / "bin" / program).is_file():
+            parser.error(f"--build {arguments.build}: has no bin/{program}; configure it with -DCARAVAN_BENCH=ON, then "
+                         f"ninja -C {arguments.build} {TARGETS}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(one_rank.ROOT / "build/release"), help="configured with -DCARAVAN_BENCH=ON")
-    parser.add_argument("--sizes", default="tiny,small,gpt2")
-    parser.add_argument("--dtypes", default="fp32,bf16")
-    parser.add_argument("--arrangements", default=",".join(["one", *ARRANGEMENTS]))
+    kinds = ["one", *ARRANGEMENTS]
+    parser.add_argument("--sizes", type=some_of(list(one_rank.SIZES)), default="tiny,small,gpt2")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default="fp32,bf16")
+    parser.add_argument("--arrangements", type=some_of(kinds), default=",".join(kinds))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--force", choices=list(machine.FORCED), help="instruction set")
     parser.add_argument("--recipe", default="", help="instead of sizes and dtypes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     arguments = parser.parse_args()
+    check(parser, arguments)
     environment = dict(os.environ, OMP_NUM_THREADS="1", **machine.FORCED.get(arguments.force, {}))
     environment.setdefault("CARAVAN_HOME", str(one_rank.ROOT))
     print(machine.describe(environment))
@@ -183,13 +217,12 @@ def main():
         own = dict(text.split("=", 1) for text in arguments.set)
         one(pathlib.Path(arguments.recipe).stem, Bench(arguments, environment, steps | own), arguments.repeat)
         return
-    arrangements = arguments.arrangements.split(",")
-    for size in arguments.sizes.split(","):
-        for dtype in arguments.dtypes.split(","):
+    for size in arguments.sizes:
+        for dtype in arguments.dtypes:
             name = f"{size:5} {dtype}"
-            if "one" in arrangements:
+            if "one" in arguments.arrangements:
                 one(name, Bench(arguments, environment, one_rank.run_settings(size, dtype)), arguments.repeat)
-            pairs = [kind for kind in arrangements if kind != "one"]
+            pairs = [kind for kind in arguments.arrangements if kind != "one"]
             if pairs:
                 two(name, Bench(arguments, environment, one_rank.run_settings(size, dtype, 2)), pairs, arguments.repeat)
 

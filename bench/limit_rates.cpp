@@ -22,6 +22,7 @@
 #include "caravan/comm/measure/memory_rate.h"
 #include "caravan/comm/measure/statistics.h"
 #include "caravan/nn/product/product.h"
+#include "caravan/session/run_program.h"
 #include "caravan/train/model/rehearse.h"
 
 using namespace caravan;
@@ -146,10 +147,14 @@ json rates(const Recipe& recipe, Communicator& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) return 2;
-  const Runtime runtime;
-  const Recipe recipe = load_recipe(argv[1], {argv + 2, argv + argc});
-  run_thread_ranks(
-      1, [&](const std::shared_ptr<Communicator>& world) { fmt::print("{}\n", rates(recipe, *world).dump()); });
-  return 0;
+  if (argc < 2) {
+    fmt::print(stderr, "limit_rates RECIPE KEY=VALUE..: RECIPE may be \"\"\n");
+    return 2;
+  }
+  return run_program([&] {
+    const Runtime runtime;
+    const Recipe recipe = load_recipe(argv[1], {argv + 2, argv + argc});
+    run_thread_ranks(
+        1, [&](const std::shared_ptr<Communicator>& world) { fmt::print("{}\n", rates(recipe, *world).dump()); });
+  });
 }
