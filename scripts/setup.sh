@@ -22,7 +22,8 @@ fail() {
 
 # fail_with_log LOG WHAT WHAT_TO_DO: prints the end of the log first, so that the message comes last.
 fail_with_log() {
-  if grep -q '^FAILED: ' "$1"; then
+  # What cmake says stands before the line that it failed, what a compiler says after it.
+  if grep '^FAILED: ' "$1" | grep -qv ' build\.ninja *$'; then
     sed -n '/^FAILED: /,$p' "$1" | sed -n '1,40p' >&2
   else
     tail -n 25 "$1" >&2
@@ -114,6 +115,8 @@ configure() {
   if [ -e "$build/build.ninja" ] && grep -qxF "CARAVAN_TORCH:PATH=$torch" "$cache" &&
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" &&
     { [ -z "$tests" ] || [ "$(grep -cx 'CARAVAN_\(TESTS\|EXAMPLES\):[A-Z]*=ON' "$cache")" = 2 ]; }; then
+    # cmake again if a CMakeLists.txt or a globbed folder has changed, so that compile counts the steps of the new build.
+    (cd "$build" && ninja build.ninja) >"$build/build.log" 2>&1 || fail_configure "$build/build.log"
     return
   fi
   say "[3/4] configuring preset $preset, torch of $torch"
@@ -123,8 +126,12 @@ configure() {
   mkdir -p "$build"
   # shellcheck disable=SC2086
   (cd "$root" && cmake --preset "$preset" "-DCARAVAN_TORCH=$torch" $tests) >"$build/configure.log" 2>&1 ||
-    fail_with_log "$build/configure.log" 'cmake could not configure the build' \
-      "if a package is named above, install it; if a file of $build is, remove that folder; then run the command again"
+    fail_configure "$build/configure.log"
+}
+
+fail_configure() {
+  fail_with_log "$1" 'cmake could not configure the build' \
+    "if a package is named above, install it; if a file of $build is, remove that folder; then run the command again"
 }
 
 # weigh LINE: sets weight to the seconds that a step of ninja takes on one core of Zen 4, and what to a word for it. Only
@@ -168,6 +175,7 @@ show_build() {
   while IFS= read -r line; do
     printf '%s\n' "$line" >&3
     case $line in
+      *'] Re-checking globbed directories'* | *'] Re-running CMake'*) continue ;;
       \[[0-9]*/[0-9]*\]*) ;;
       *) continue ;;
     esac
@@ -197,9 +205,10 @@ compile() {
     [ "${by_memory:-$jobs}" -ge "$jobs" ] || jobs=$((by_memory > 0 ? by_memory : 1))
   fi
   rm -f "$build/exit_code"
-  # The weight of all steps, which a dry run lists.
+  # The weight of all steps, which a dry run lists. Given build.ninja, it lists only what makes that file anew, which
+  # always includes the check of the globbed folders, and ends. So it is given a file that includes build.ninja.
   # shellcheck disable=SC2086
-  all=$(cd "$build" && NINJA_STATUS='[%f/%t] ' ninja -n $1 2>/dev/null | {
+  all=$(cd "$build" && echo 'include build.ninja' | NINJA_STATUS='[%f/%t] ' ninja -n -f /dev/stdin $1 2>/dev/null | {
     all=0
     while IFS= read -r line; do
       weigh "$line"

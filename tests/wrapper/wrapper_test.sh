@@ -83,7 +83,11 @@ END
 exit ${CTEST_CODE-0}
 END
   fake ninja <<'END'
-[ "$1" != -n ] || { printf '%s\n' "${NINJA_PLANS-}"; exit 0; }
+case $1-$2 in
+  build.ninja-) [ -z "${NINJA_REGENERATES-}" ] && exit 0 || { echo "$NINJA_REGENERATES"; exit 1; } ;;
+  -n--f) printf '%s\n' "${NINJA_PLANS-}" && exit 0 ;;
+  -n-*) printf '[0/2] Re-checking globbed directories...\n[1/2] Re-running CMake...\n' && exit 0 ;; # ninja 1.11.1
+esac
 [ -z "${NINJA_SAYS-}" ] || { printf '%s\n' "$NINJA_SAYS"; exit 1; }
 [ -z "${NINJA_DOES-}" ] || printf '%s\n' "$NINJA_DOES"
 echo '[1/1] Linking bin/caravan'
@@ -313,14 +317,25 @@ check 'a full disk ends with 5' [ "$code" = 5 ]
 unset NINJA_SAYS
 caravan train
 check 'the next call builds' [ "$code" = 0 ]
+touch "$root/src/new.cpp"
+NINJA_REGENERATES='CMake Error: nonsense
+FAILED: build.ninja '
+export NINJA_REGENERATES
+caravan train
+check 'a build that cmake cannot make anew ends with 1' [ "$code" = 1 ]
+check 'shows the error of cmake' says 'CMake Error: nonsense'
+check 'says that it is of cmake' says 'cmake could not configure the build'
+unset NINJA_REGENERATES
 
-# The time left, from the time of the finished steps and the weights of all steps.
+# The time left, from the time of the finished steps and the weights of all steps, of which the check of globs is none.
 start time_left
 NINJA_PLANS='[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
 [2/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_b.o
 [3/4] Building CXX object apps/caravan/CMakeFiles/caravan_rank.dir/Unity/unity_0.o
 [4/4] Building CXX object apps/caravan/CMakeFiles/caravan_app.dir/Unity/unity_0.o'
-NINJA_DOES='[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
+NINJA_DOES='[0/2] Re-checking globbed directories...
+[1/2] Re-running CMake...
+[1/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_a.o
 [2/4] Building CXX object src/caravan/CMakeFiles/caravan.dir/Unity/unity_b.o
 [3/4] Building CXX object apps/caravan/CMakeFiles/caravan_rank.dir/Unity/unity_0.o'
 export NINJA_PLANS NINJA_DOES
@@ -337,6 +352,7 @@ check 'builds' [ "$code" = 0 ]
 check 'counts, names the part and the time left' says 'caravan: [4/4] building 1/4, the library, about 5 minutes left'
 check 'corrects itself' says 'caravan: [4/4] building 2/4, the library, about 3 minutes left'
 check 'the programs' says 'caravan: [4/4] building 3/4, the programs, about 1 minute left'
+check 'no step of two' lines_with 'building ./2' 0
 rm "$bin/date"
 ln -s "$(command -v date)" "$tools/date"
 unset NINJA_PLANS NINJA_DOES
