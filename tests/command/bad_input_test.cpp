@@ -110,12 +110,16 @@ TEST_F(BadInputTest, RecipeNamesFileLineAndNearest) {
   recipe("[data_parallel]\nhook = \"fp16\"\n", {"data_parallel.hook: 'fp16'", "use precision.reduce = \"fp16\""});
   for (const std::string& name : {folder().string(), path("nothere.toml")}) {
     expect_refusal(caravan({"train", name}), 2, {name + ": cannot be read"});
+    expect_refusal(caravan({"train", "--set", "train.steps=1", name}), 2, {name + ": cannot be read"});
   }
 }
 
 TEST_F(BadInputTest, Overrides) {
   expect_refused({"train.stesp=4"}, 2, {"train.stesp: no such key", "--set train.stesp=4", "train.steps"});
   expect_refused({"steps=4"}, 2, {"is not of the form section.key=value"});
+  for (const char* word : {"model.width", "foo", ""}) {
+    expect_refusal(caravan({"train", "--set", word}), 2, {"is not of the form section.key=value"});
+  }
   for (const char* number :
        {"99999999999999999999", "1e3", "abc", "-9223372036854775808", "[1]", "{a = 1}", "1979-05-27"}) {
     expect_refused({std::string("train.steps=") + number}, 2, {"train.steps"});

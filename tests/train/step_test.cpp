@@ -6,6 +6,7 @@
 #include "caravan/base/error.h"
 #include "caravan/comm/record.h"
 #include "caravan/models/model.h"
+#include "caravan/optim/loss_scale.h"
 #include "caravan/step/train_step.h"
 #include "caravan/techniques/data/ddp.h"
 #include "caravan/train/evaluation/evaluate.h"
@@ -74,8 +75,8 @@ class Loud final : public Module {
   Parameter& loud_ = register_parameter("loud", {.shape = {3}});
 };
 
-/// The error that a step of Loud throws on each of two ranks.
-std::vector<std::string> refusals(double factor_of_0, double factor_of_1) {
+/// The error that a step of Loud throws on each of two ranks. `scale`: of fp16, fixed; 0: not in fp16.
+std::vector<std::string> refusals(double factor_of_0, double factor_of_1, double scale = 0) {
   std::vector<std::string> messages(2);
   run_thread_ranks(2,
                    [&](const std::shared_ptr<Communicator>& world) {
@@ -84,7 +85,8 @@ std::vector<std::string> refusals(double factor_of_0, double factor_of_1) {
                      model.factor = world->rank() == 0 ? factor_of_0 : factor_of_1;
                      Ddp ddp(model, mesh);
                      Sgd optimizer(ddp.state());
-                     TrainStep step(ddp, optimizer, {});
+                     LossScale fixed(std::max(scale, 1.0));
+                     TrainStep step(ddp, optimizer, {.loss_scale = scale > 0 ? &fixed : nullptr});
                      const at::Tensor ids = at::zeros({1, 4}, at::kLong);
                      messages[world->rank()] = message_of<NumericsError>(
                          [&] { step.run({.ids = ids, .labels = ids, .global_rows = 2, .num_targets = 8}, 4, 0.1); });
@@ -104,6 +106,14 @@ TEST(TrainStep, NamesTheFirstBadParameterOrThatOnlyTheSumIsBad) {
   // The squares in the norm overflow.
   EXPECT_THAT(refusals(1e30, 1)[0],
               AllOf(HasSubstr("gradient norm: is not finite"), HasSubstr("(loss 0.0000, gradient norm inf)")));
+  EXPECT_THAT(refusals(1, INFINITY)[0], HasSubstr("do: lower optimizer.lr, "));
+}
+
+/// The scale is too large only if the loss, which is not scaled, is finite.
+TEST(TrainStep, NamesTheWayOutOfFp16) {
+  EXPECT_THAT(refusals(1e30, 1, 1024)[0], HasSubstr("do: lower precision.loss_scale"));
+  EXPECT_THAT(refusals(1e30, 1, 1)[0], HasSubstr("do: use precision.compute = \"bf16\""));
+  EXPECT_THAT(refusals(INFINITY, 1, 1024)[0], HasSubstr("do: use precision.compute = \"bf16\""));
 }
 
 TEST(TrainStep, RowsThatDoNotSplitAreRefused) {

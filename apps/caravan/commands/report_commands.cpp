@@ -226,7 +226,8 @@ int compare(const CompareArguments& arguments) {
   row("tokens per second, median",
       [](const RunLog& log) { return short_number(median(log.series("tokens_per_second").y)); });
   row("ms of a step, median", [](const RunLog& log) { return short_number(median(log.series("step_ms").y)); });
-  row("bytes sent by rank 0", [](const RunLog& log) { return bytes_text(log.last("bytes_sent")); });
+  row("bytes sent by rank 0 in a step, median",
+      [](const RunLog& log) { return bytes_text(median(log.series("bytes_sent").y)); });
   row("peak memory of rank 0", [](const RunLog& log) { return bytes_text(log.last("peak_memory_bytes")); });
   fmt::print("\nrecipes differ in\n");
   print_recipe_differences(logs);

@@ -1,6 +1,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -80,7 +81,12 @@ void take_steps(const CLI::App& command, const std::string& dump_steps, const st
 
 void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) {
   if (!recipe.empty() || overrides.empty() || overrides.back().find('=') != std::string::npos) return;
-  recipe = overrides.back();
+  // A key without a value stays, and is refused as such.
+  const std::string& word = overrides.back();
+  std::error_code error;
+  const bool is_file = word.ends_with(".toml") || word.find('/') != std::string::npos;
+  if (word.empty() || (!is_file && !std::filesystem::exists(word, error))) return;
+  recipe = word;
   overrides.pop_back();
 }
 

@@ -31,6 +31,15 @@ MeshAxis ranks_beside(const Mesh& mesh, const std::string& axis) {
   return mesh.factor(axis, {{axis + " apart", mesh[axis].size()}, {name, 1}})[name];
 }
 
+/// What to do about a loss or gradients that are not finite. `scale` is that of fp16.
+std::string way_out(const LossScale* scale, double loss) {
+  if (scale == nullptr) return "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm";
+  // The loss is not scaled: with one that is not finite, activations exceed fp16.
+  const bool is_too_large = !scale->is_dynamic() && scale->value() > 1 && std::isfinite(loss);
+  return is_too_large ? "lower precision.loss_scale, or use \"dynamic\""
+                      : "use precision.compute = \"bf16\", which holds larger values, or lower optimizer.lr";
+}
+
 }  // namespace
 
 TrainStep::TrainStep(Engine& engine, Optimizer& optimizer, const Options& options)
@@ -181,7 +190,6 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
   all_reduce_async(together(), first, first, ReduceOp::min, "bad numbers").wait();
   const auto found = first.item<int64_t>();
   const int64_t index = found == none ? bad_in_sum : found % (count + 1);
-  const bool has_fixed_scale = options_.loss_scale != nullptr && !options_.loss_scale->is_dynamic();
   const std::string subject = index < count ? "gradient of " + parameters[static_cast<size_t>(index)]->name()
                               : std::isfinite(result.loss) ? "gradient norm"
                                                            : "loss";
@@ -190,9 +198,7 @@ void TrainStep::name_bad_numbers(const StageRunner::Source& source, int64_t step
        fmt::format("is not finite at step {} (loss {}, gradient norm {})", step + 1, number_text(result.loss, 4),
                    number_text(result.grad_norm, 3)),
        found == none ? "only in the sum over ranks" : fmt::format("first on rank {}", found / (count + 1)),
-       std::string(has_fixed_scale ? "lower precision.loss_scale, or use \"dynamic\""
-                                   : "lower optimizer.lr, lengthen optimizer.warmup_steps or set optimizer.clip_norm") +
-           "; the last checkpoint is untouched"});
+       way_out(options_.loss_scale, result.loss) + "; the last checkpoint is untouched"});
 }
 
 }  // namespace caravan
