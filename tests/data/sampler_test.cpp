@@ -1,5 +1,6 @@
 #include "caravan/data/windows/sampler.h"
 
+#include <cmath>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -120,6 +121,17 @@ TEST(ValidationWindows, CountEveryTargetOnce) {
     EXPECT_EQ(targets, expected);
     EXPECT_LT(std::count(labels.end() - 24, labels.end(), kIgnoredLabel), 24) << "the last window is empty";
   }
+}
+
+/// Tokens 25, 50 and 75 of 100 end a document; what follows is no target, nor are its bytes those of one.
+TEST(ValidationWindows, BytesAreThoseOfTargets) {
+  const TemporaryFolder folder;
+  const TokenFile tokens = numbered_tokens(folder, 100);
+  const Documents documents(
+      tokens, [](int64_t id) { return id > 0 && id % 25 == 0; }, /*restarts=*/true);
+  const ValidationWindows windows(tokens, 8, &documents);
+  EXPECT_EQ(windows.num_targets(), 99 - 3);
+  EXPECT_EQ(windows.text_bytes(), std::llround(300.0 * 96 / 99));
 }
 
 TEST(ValidationWindows, RowsAreIndependentOfTheRequests) {

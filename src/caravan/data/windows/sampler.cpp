@@ -1,6 +1,7 @@
 #include "caravan/data/windows/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -91,6 +92,12 @@ int64_t ValidationWindows::num_targets() const {
     count += context_ - std::ranges::count(labels, kIgnoredLabel);
   }
   return count;
+}
+
+int64_t ValidationWindows::text_bytes() const {
+  const int64_t bytes = text_.tokens->info().text_bytes;
+  if (text_.marks != nullptr) return bytes;  // those of answers
+  return std::llround(static_cast<double>(bytes) * static_cast<double>(num_targets()) / static_cast<double>(last()));
 }
 
 /// Nothing for a row after the last.

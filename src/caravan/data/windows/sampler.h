@@ -60,7 +60,8 @@ class ValidationWindows final : public ValidationRows {
   int64_t size() const noexcept override;
   int64_t num_targets() const override;
   RowShape shape() const override;
-  int64_t text_bytes() const noexcept override { return text_.tokens->info().text_bytes; }
+  /// The first tokens of documents are not targets, and are taken to have the average number of bytes.
+  int64_t text_bytes() const override;
 
   /// The last window, and rows after it, are padded, so that every rank can fill the same number of rows.
   void fill(int64_t first, const RowBuffers& rows) const override;
