@@ -184,8 +184,12 @@ int inspect_run(const fs::path& folder) {
   }
   const auto checkpoints = list_checkpoints(folder);
   if (checkpoints.empty() && !fs::exists(folder / "recipe.toml", error)) {
+    const bool is_huggingface = fs::exists(folder / "config.json", error);
     throw DataError({"inspect", folder.string(), "is neither a run folder nor a checkpoint", "",
-                     "name a recipe file, a run folder such as runs/default-1, or one of its checkpoints"});
+                     is_huggingface ? "caravan import makes a checkpoint of a Hugging Face folder; generate and "
+                                      "evaluate read it as it is"
+                                    : "name a recipe file, a run folder such as runs/default-1, or one of its "
+                                      "checkpoints"});
   }
   const std::string recipe = text_of(folder / "recipe.toml");
   print_fact("run", folder.string());
