@@ -232,7 +232,7 @@ TEST_F(ResumeTest, AFinishedRunIsANoOpAndMoreStepsContinue) {
   const auto before = text_of(path("run/train.log"));
   const Result again = train("run", 1, {"--resume"});
   EXPECT_EQ(again.code, 0) << again.err;
-  EXPECT_THAT(again.out, HasSubstr("note      the run is complete (step 6 of 6); to continue: --resume --set  "
+  EXPECT_THAT(again.out, HasSubstr("note      the run is complete (step 6 of 6); to continue: --resume --set "
                                    "train.steps=M with M above 6\n"));
   EXPECT_EQ(text_of(path("run/train.log")), before);
   const Result more = train("run", 1, also({"--resume"}, set({"train.steps=8"})));
