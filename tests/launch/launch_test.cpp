@@ -141,14 +141,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{"1=exit:6", "*=exit:0"}, 6, "1 of 3 ended with exit code 6 (loss or gradient not finite)\n"},
         Case{{"1=kill:11", "*=hang"}, 4, "1 of 3 was killed by signal 11 (SIGSEGV)\n"},
         // The consequence, a lost peer, comes before its cause.
-        Case{{"0=exit:4", "1=sleep:150,exit:5", "*=hang"},
+        Case{{"0=meet,exit:4", "1=meet,after:0,exit:5", "*=meet,hang"},
              5,
              "1 of 3 ended with exit code 5 (out of memory, disk space or another resource)\n"},
-        Case{{"0=exit:4", "1=exit:4", "2=sleep:150,kill:6"}, 4, "2 of 3 was killed by signal 6 (SIGABRT)\n"},
+        Case{{"0=meet,exit:4", "1=meet,exit:4", "2=meet,after:0,kill:6"},
+             4,
+             "2 of 3 was killed by signal 6 (SIGABRT)\n"},
         // Among equals the earliest.
-        Case{{"2=exit:2", "*=sleep:200,exit:3"}, 2, "2 of 3 ended with exit code 2 (usage or recipe)\n"},
-        Case{{"2=exit:4", "*=sleep:200,exit:4"}, 4, "2 of 3 ended with exit code 4 (lost peer or time-out)\n"},
-        Case{{"1=exit:77", "*=sleep:200,kill:11"}, 77, "1 of 3 ended with exit code 77\n"}));
+        Case{{"2=meet,exit:2", "*=meet,after:2,exit:3"}, 2, "2 of 3 ended with exit code 2 (usage or recipe)\n"},
+        Case{{"2=meet,exit:4", "*=meet,after:2,exit:4"}, 4, "2 of 3 ended with exit code 4 (lost peer or time-out)\n"},
+        Case{{"1=meet,exit:77", "*=meet,after:1,kill:11"}, 77, "1 of 3 ended with exit code 77\n"}));
 
 /// What torch prints after the message of an exception is longer than the end of the log.
 TEST_F(LaunchTest, PrintsTheMessageOfATorchExceptionWithoutItsStack) {
@@ -192,21 +194,24 @@ struct Errors {
 TEST_F(LaunchTest, PrintsEachErrorOnceFromTheRankThatCausedIt) {
   const std::vector<Errors> cases{
       // A usage error: nothing is added to it.
-      {{"0=error:[recipe] x: bad,exit:2", "*=sleep:100,error:[comm] rank 0 is lost,exit:4"}, 2, "[recipe] x: bad\n"},
+      {{"0=meet,error:[recipe] x: bad,exit:2", "*=meet,after:0,error:[comm] rank 0 is lost,exit:4"},
+       2,
+       "[recipe] x: bad\n"},
       {{"*=error:[train] loss: not finite,exit:6"}, 6, "[train] loss: not finite\n"},
-      {{"0=sleep:100,error:[comm] x: bad\n  where: rank 0\n  do: y,exit:2",
-        "*=error:[comm] x: bad\n  where: rank 1\n  do: y,exit:2"},
+      {{"0=meet,after:1,error:[comm] x: bad\n  where: rank 0\n  do: y,exit:2",
+        "*=meet,error:[comm] x: bad\n  where: rank 1\n  do: y,exit:2"},
        2,
        "[comm] x: bad\n  where: rank 0\n  do: y\n"},
       // Rank 0 is too slow to end, and is killed.
-      {{"0=error:[recipe] x: bad,hang", "*=sleep:100,error:[recipe] x: bad,exit:2"}, 2, "[recipe] x: bad\n"},
-      {{"0=error:[comm] rank 1 is lost,exit:4", "1=sleep:100,error:[data] x: unreadable,exit:3", "2=hang"},
+      {{"0=error:[recipe] x: bad,meet,hang", "*=meet,error:[recipe] x: bad,exit:2"}, 2, "[recipe] x: bad\n"},
+      {{"0=meet,error:[comm] rank 1 is lost,exit:4", "1=meet,after:0,error:[data] x: unreadable,exit:3", "2=meet,hang"},
        3,
        "caravan: rank 1 of 3 ended with exit code 3 (data or checkpoint):\n[data] x: unreadable\n"},
-      {{"0=error:[all_reduce] a\n  do: b,exit:4", "1=sleep:100,error:[broadcast] c\n  do: d,exit:4", "2=hang"},
+      {{"0=meet,error:[all_reduce] a\n  do: b,exit:4", "1=meet,after:0,error:[broadcast] c\n  do: d,exit:4",
+        "2=meet,hang"},
        4,
        "[all_reduce] a\n  do: b\ncaravan: rank 1 ended with exit code 4 (lost peer or time-out): [broadcast] c\n"},
-      {{"1=kill:9", "0=sleep:100,error:[barrier] rank 1 is lost,exit:4", "2=hang"},
+      {{"1=meet,kill:9", "0=meet,after:1,error:[barrier] rank 1 is lost,exit:4", "2=meet,hang"},
        4,
        "caravan: rank 1 of 3 was killed by signal 9 (SIGKILL)\n"
        "caravan: rank 0 ended with exit code 4 (lost peer or time-out): [barrier] rank 1 is lost\n"},

@@ -74,6 +74,14 @@ void meet() {
   std::printf("all %d met\n", info.world_size);
 }
 
+/// Waits until the launcher has reaped that rank; all have met.
+void wait_for_end_of(int rank) {
+  const RankInfo info = RankInfo::from_environment();
+  const auto store = connect_store(info.master_addr, info.master_port, milliseconds(10'000), info.key, info.rank);
+  const pid_t other = std::stoi(store->get("rank/" + std::to_string(rank), milliseconds(10'000)));
+  while (kill(other, 0) == 0) std::this_thread::sleep_for(milliseconds(1));
+}
+
 void be_stranger() {
   const RankInfo info = RankInfo::from_environment();
   try {
@@ -136,6 +144,7 @@ void run_step(const std::string& step) {
   if (verb == "env") print_environment();
   if (verb == "serve") serve();
   if (verb == "meet") meet();
+  if (verb == "after") wait_for_end_of(number);
   if (verb == "count") count_requests();
   if (verb == "stranger") be_stranger();
   if (verb == "read") {

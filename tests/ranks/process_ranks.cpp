@@ -10,10 +10,12 @@
 #include <memory>
 #include <poll.h>
 #include <spawn.h>
+#include <stdexcept>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include "caravan/comm/backends/shared/shm.h"
@@ -26,6 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+constexpr milliseconds kStartTimeout{20'000};
 constexpr const char* kCallVariable = "CARAVAN_TEST_CALL";  // the call of run_processes in which the process is a rank
 
 std::string current_test() {
@@ -33,14 +36,24 @@ std::string current_test() {
   return std::string(test->test_suite_name()) + "." + test->name();
 }
 
+/// Waits for all ranks: under load they start further apart than the time-outs of some tests.
+void meet(Store& store, int ranks) {
+  const auto deadline = steady_clock::now() + kStartTimeout;
+  store.add("started", 1);
+  while (store.add("started", 0) < ranks) {
+    if (steady_clock::now() > deadline) throw std::runtime_error("a rank has not started");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
 /// Runs the process as a rank and ends it.
 [[noreturn]] void be_rank(const RankBody& body, const CommOptions& options, const MakeWorld& make) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   try {
     const RankInfo info = RankInfo::from_environment();
-    std::shared_ptr<Store> store = info.world_size == 1
-                                       ? local_store()
-                                       : connect_store(info.master_addr, info.master_port, std::chrono::seconds(20));
+    std::shared_ptr<Store> store =
+        info.world_size == 1 ? local_store() : connect_store(info.master_addr, info.master_port, kStartTimeout);
+    meet(*store, info.world_size);
     auto world = make(info, store, options);
     body(world);
     world.reset();  // while the store still exists
