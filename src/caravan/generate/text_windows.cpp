@@ -62,9 +62,7 @@ int64_t TextWindows::room(const Window& window, size_t num_ids) const {
 }
 
 int64_t TextWindows::most_texts(int64_t fresh) const {
-  const RopeScalingKind kind = model_.model.config().rope_scaling.kind;
-  const bool depends_on_length = kind == RopeScalingKind::dynamic || kind == RopeScalingKind::longrope;
-  if (depends_on_length) return 1;
+  if (model_.model.config().rope_scaling.depends_on_length()) return 1;
   if (fresh <= KvCache::kMostQueries) return std::max<int64_t>(1, EachRowAlone::kMost / std::max<int64_t>(1, fresh));
   // How many rows an expert gets of a text alone decides by which kernel it multiplies them.
   if (fresh > kLong || model_.model.config().moe.experts > 0) return 1;

@@ -99,6 +99,10 @@ struct RopeScaling {
   std::vector<double> long_factors{};
 
   bool is_used() const noexcept { return kind != RopeScalingKind::none; }
+  /// Whether longer sequences have other frequencies.
+  bool depends_on_length() const noexcept {
+    return kind == RopeScalingKind::dynamic || kind == RopeScalingKind::longrope;
+  }
   bool operator==(const RopeScaling&) const = default;
 };
 

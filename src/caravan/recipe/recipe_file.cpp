@@ -221,10 +221,9 @@ void check_task(const Recipe& recipe) {
 /// model than for each document alone.
 void check_rope(const Recipe& recipe) {
   const RopeScaling& scaling = recipe.model.rope_scaling;
-  const bool depends = scaling.kind == RopeScalingKind::dynamic || scaling.kind == RopeScalingKind::longrope;
   const int64_t original = scaling.original_context > 0 ? scaling.original_context : recipe.model.context;
   const bool restarts = recipe.data.packs_documents() && recipe.data.positions == "restart";
-  if (!depends || !restarts || recipe.model.context <= original) return;
+  if (!scaling.depends_on_length() || !restarts || recipe.model.context <= original) return;
   recipe.refuse(
       "data.pack",
       fmt::format("\"documents\", whose positions restart, in rows of {} tokens: above {} the frequencies of "

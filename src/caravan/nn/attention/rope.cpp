@@ -90,7 +90,7 @@ RopeAngles RopeTable::angles(const at::Tensor& positions, int64_t count, const a
   const auto options = at::TensorOptions().dtype(compute_type(x.scalar_type())).device(x.device());
   const bool fits = cosine_.defined() && cosine_.dtype() == options.dtype() && cosine_.device() == x.device();
   const int64_t have = fits ? cosine_.size(0) : 0;
-  const bool changes = settings_.depends_on_length() || frequencies_.radians.empty();
+  const bool changes = settings_.scaling.depends_on_length() || frequencies_.radians.empty();
   RopeFrequencies wanted = changes ? rope_frequencies(settings_, length > 0 ? length : need) : RopeFrequencies{};
   if (changes && wanted.radians != frequencies_.radians) {
     frequencies_ = std::move(wanted);

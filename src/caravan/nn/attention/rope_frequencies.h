@@ -14,11 +14,6 @@ struct RopeSettings {
   RopeScaling scaling{};
   int64_t context = 0;  ///< of the model
   bool operator==(const RopeSettings&) const = default;
-
-  /// Whether longer sequences have other frequencies.
-  bool depends_on_length() const noexcept {
-    return scaling.kind == RopeScalingKind::dynamic || scaling.kind == RopeScalingKind::longrope;
-  }
 };
 
 /// Those of a layer that rotates.
