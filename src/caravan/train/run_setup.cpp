@@ -10,6 +10,7 @@
 #include "caravan/formats/huggingface/chat_files.h"
 #include "caravan/formats/huggingface/text_settings.h"
 #include "caravan/train/agreement.h"
+#include "caravan/train/dataset/dataset_parts.h"
 #include "caravan/train/place.h"
 
 namespace caravan {
@@ -69,11 +70,9 @@ std::vector<std::string> source_notes(const InitSource& source, const std::vecto
   constexpr size_t kMost = 8;
   const std::vector<std::string>& classes = dataset.class_names;
   std::vector<std::string> notes{"starts with the weights of " + shown(source.folder).string()};
-  const std::string& tokenizer = data.source_tokenizer;
-  if (!tokenizer.empty() && tokenizer != data.tokenizer &&
-      Tokenizer::load(tokenizer).hash() != dataset.tokenizer.hash()) {
+  if (differs_from_source(data, dataset.tokenizer)) {
     notes.push_back(fmt::format("reads text by {}, not by {} of these weights", shown(data.tokenizer).string(),
-                                shown(tokenizer).string()));
+                                shown(data.source_tokenizer).string()));
   }
   if (!source.adapter.empty() && !classes.empty()) {
     notes.push_back("lora.adapter does not name the classes of its head, if any: they are taken to be " +

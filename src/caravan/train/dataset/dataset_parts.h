@@ -16,7 +16,11 @@ namespace caravan {
 /// Throws UsageError for a tokenizer without an end-of-text token if data.pack or data.fill tells documents apart.
 void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer);
 
-/// The tokenizer that `data` names, or one trained on `text`. Throws as check_end_of_text.
+/// Whether the weights that the run starts from belong to other tokens.
+bool differs_from_source(const Recipe::Data& data, const Tokenizer& tokenizer);
+
+/// The tokenizer that `data` names, or one trained on `text`. Throws as check_end_of_text, and UsageError for "bytes"
+/// or a trained one that differs_from_source.
 Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                          const std::vector<std::string_view>& text, DataObserver& observer);
 

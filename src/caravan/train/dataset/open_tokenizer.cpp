@@ -70,8 +70,7 @@ Tokenizer trained_tokenizer(const std::vector<std::string_view>& text, const Rec
 /// that one with more tokens.
 void check_source_tokenizer(const Recipe::Data& data, const Tokenizer& tokenizer) {
   const bool is_named = !data.tokenizer.empty() && data.tokenizer != "bytes";
-  if (is_named || data.source_tokenizer.empty()) return;
-  if (Tokenizer::load(data.source_tokenizer).hash() == tokenizer.hash()) return;
+  if (is_named || !differs_from_source(data, tokenizer)) return;
   throw UsageError({"data", "data.tokenizer",
                     data.tokenizer.empty() ? "a tokenizer trained on this text has other tokens than the weights of "
                                              "train.init_from"
@@ -80,6 +79,11 @@ void check_source_tokenizer(const Recipe::Data& data, const Tokenizer& tokenizer
 }
 
 }  // namespace
+
+bool differs_from_source(const Recipe::Data& data, const Tokenizer& tokenizer) {
+  const std::string& source = data.source_tokenizer;
+  return !source.empty() && source != data.tokenizer && Tokenizer::load(source).hash() != tokenizer.hash();
+}
 
 void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer) {
   const bool tells_apart = data.packs_documents() || data.fills_best();
