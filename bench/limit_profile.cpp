@@ -15,11 +15,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/launch/ranks.h"
-#include "caravan/base/runtime.h"
+#include "bench/recipe_program.h"
 #include "caravan/base/trace/kernel_log.h"
 #include "caravan/base/trace/trace.h"
-#include "caravan/comm/backends/shared/thread_ranks.h"
-#include "caravan/session/run_program.h"
 #include "caravan/train/train.h"
 
 using namespace caravan;
@@ -132,14 +130,4 @@ void profile(Recipe recipe, const std::shared_ptr<Communicator>& world) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 2) {
-    fmt::print(stderr, "limit_profile RECIPE KEY=VALUE..: RECIPE may be \"\"\n");
-    return 2;
-  }
-  return run_program([&] {
-    const Runtime runtime;
-    const Recipe recipe = load_recipe(argv[1], {argv + 2, argv + argc});
-    run_thread_ranks(1, [&](const std::shared_ptr<Communicator>& world) { profile(recipe, world); });
-  });
-}
+int main(int argc, char** argv) { return run_recipe_program(argc, argv, profile); }

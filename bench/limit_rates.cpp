@@ -17,12 +17,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/caravan/options/vocabulary.h"
-#include "caravan/base/runtime.h"
-#include "caravan/comm/backends/shared/thread_ranks.h"
+#include "bench/recipe_program.h"
 #include "caravan/comm/measure/memory_rate.h"
 #include "caravan/comm/measure/statistics.h"
 #include "caravan/nn/product/product.h"
-#include "caravan/session/run_program.h"
 #include "caravan/train/model/rehearse.h"
 
 using namespace caravan;
@@ -147,14 +145,7 @@ json rates(const Recipe& recipe, Communicator& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    fmt::print(stderr, "limit_rates RECIPE KEY=VALUE..: RECIPE may be \"\"\n");
-    return 2;
-  }
-  return run_program([&] {
-    const Runtime runtime;
-    const Recipe recipe = load_recipe(argv[1], {argv + 2, argv + argc});
-    run_thread_ranks(
-        1, [&](const std::shared_ptr<Communicator>& world) { fmt::print("{}\n", rates(recipe, *world).dump()); });
+  return run_recipe_program(argc, argv, [](const Recipe& recipe, const std::shared_ptr<Communicator>& world) {
+    fmt::print("{}\n", rates(recipe, *world).dump());
   });
 }
