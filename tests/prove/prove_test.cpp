@@ -308,11 +308,10 @@ TEST(Prove, ATolerancePassesOnlyIfAFaultWouldExceedItTenfold) {
 
 /// A trace of two parameters whose gradients are `factor` times [1, 2, 3] and [4, 4], and a step that does nothing.
 StepTrace step_of(double factor) {
-  const at::Tensor first = at::tensor({1.0, 2.0, 3.0}) * factor, second = at::tensor({4.0, 4.0}) * factor;
   return {.loss = 1,
           .grad_norm = 5,
           .before = {at::ones({3}, at::kDouble), at::ones({2}, at::kDouble)},
-          .gradients = {first.to(at::kDouble), second.to(at::kDouble)},
+          .gradients = {at::tensor({1, 2, 3}, at::kDouble) * factor, at::tensor({4, 4}, at::kDouble) * factor},
           .after = {at::ones({3}, at::kDouble), at::ones({2}, at::kDouble)}};
 }
 
