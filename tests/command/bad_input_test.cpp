@@ -171,6 +171,8 @@ TEST_F(BadInputTest, CommandLine) {
                  {"step 7 is not part of this run", "from 0 to 5"});
   expect_refusal(caravan({"generate", path("nothere")}), 3, {"nothere: is not there"});
   expect_refusal(caravan({"generate", "--seed", "-1"}), 2, {"--seed"});
+  expect_refusal(caravan({"train", "--ranks", "two"}), 2,
+                 {"--ranks: 'two' is not a number, or too large", "see caravan train --help"});
 }
 
 TEST_F(BadInputTest, RunFolders) {

@@ -7,7 +7,9 @@
 namespace caravan::train_test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Case {
   std::string name;
@@ -91,6 +93,18 @@ TEST_F(CommandTest, OddSizesTrain) {
 }
 
 /// Shards are cut at other rows on each tensor rank then, and a dump gathers them first.
+TEST_F(CommandTest, TextsWithTooFewPairsForTheTokenizerAreNoted) {
+  const auto trained = [&](const std::string& run, const char* tokenizer) {
+    return train(run, 1, set({tokenizer, "train.steps=1"}));
+  };
+  const Result few = trained("few", "data.tokenizer={train = 60000}");
+  ASSERT_EQ(few.code, 0) << few.err;
+  EXPECT_THAT(few.out, ContainsRegex("data.tokenizer: the text has pairs for [0-9]+ tokens, not for 60000"));
+  const Result enough = trained("enough", "data.tokenizer={train = 300}");
+  ASSERT_EQ(enough.code, 0) << enough.err;
+  EXPECT_THAT(enough.out, Not(HasSubstr("data.tokenizer:")));
+}
+
 TEST_F(CommandTest, DumpsTensorsThatTensorParallelismCutsUnevenly) {
   const Words odd = set({"model.kind=llama", "model.hidden=33", "model.tie_embeddings=false", "train.global_batch=4"});
   const auto dumped = [&](const std::string& name, int ranks, const Words& more) {

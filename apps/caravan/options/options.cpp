@@ -14,6 +14,24 @@
 namespace caravan::app {
 namespace {
 
+/// "caravan", or "caravan COMMAND" where the words name one.
+std::string called(const CLI::App& app) {
+  std::string name = "caravan";
+  for (const CLI::App* where = &app; !where->get_subcommands().empty();) {
+    where = where->get_subcommands().front();
+    name += " " + where->get_name();
+  }
+  return name;
+}
+
+/// CLI11 says "Could not convert: NAME = VALUE", where an option takes a number.
+std::string conversion_text(const std::string& error) {
+  const size_t name = error.find(": "), value = error.find(" = ");
+  if (name == std::string::npos || value == std::string::npos) return error;
+  return fmt::format("{}: '{}' is not a number, or too large", error.substr(name + 2, value - name - 2),
+                     error.substr(value + 3));
+}
+
 /// Refuses the words that CLI11 left over, with the nearest option or command.
 [[noreturn]] void refuse_extras(const CLI::App& app, const std::string& message) {
   const CLI::App* where = &app;
@@ -100,7 +118,9 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     if (!app.remaining(true).empty()) refuse_extras(app, "");
-    throw UsageError({"command line", "", error.what(), "", "see caravan --help"});
+    const bool is_number = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr;
+    throw UsageError({"command line", "", is_number ? conversion_text(error.what()) : error.what(), "",
+                      fmt::format("see {} --help", called(app))});
   }
   if (!app.remaining(true).empty()) refuse_extras(app, "");
   return line;

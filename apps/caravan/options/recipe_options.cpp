@@ -196,7 +196,8 @@ void add_inspect(CLI::App& app, CommandLine& line) {
 
 void add_prove(CLI::App& app, CommandLine& line) {
   CLI::App* command = app.add_subcommand(
-      "prove", "compare a recipe's parallelism with one process: loss, gradients and updates of a small model");
+      "prove",
+      "compare the parallelism of a recipe's mesh with one process: loss, gradients and updates of a small model");
   command->add_option("recipe", line.prove.recipe, "recipe, a TOML file; default: the default recipe");
   add_set(*command, line.prove.overrides);
   command

@@ -112,6 +112,10 @@ std::vector<std::string> dataset_notes(const Dataset& dataset, const TaskRows& r
   std::vector<std::string> notes;
   const int64_t samples = recipe.train.steps * recipe.train.global_batch;
   const std::vector<int64_t> drawn = rows.drawn(samples);
+  const int64_t wanted = recipe.data.trained_vocabulary, tokens = dataset.tokenizer.vocab_size();
+  if (recipe.data.tokenizer.empty() && recipe.train.init_from.empty() && tokens < wanted) {
+    notes.push_back(fmt::format("data.tokenizer: the text has pairs for {} tokens, not for {}", tokens, wanted));
+  }
   for (size_t i = 0; drawn.size() > 1 && i < drawn.size(); ++i) {
     const std::string& name = dataset.train_name(i);
     if (dataset.streamed) {

@@ -58,7 +58,7 @@ Fd listen_on(const std::string& address, int port) {
   }
   if (errno == EADDRINUSE) {
     throw refuse(
-        fmt::format("port {} is in use by another program", port),
+        fmt::format("port {} is in use by another program, or by another rank 0", port),
         fmt::format("end that program (ss -ltnp 'sport = :{}' shows it), or set MASTER_PORT to another port", port));
   }
   if (errno == EADDRNOTAVAIL) {
