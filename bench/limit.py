@@ -88,7 +88,7 @@ class Bench:
 
     def profiles(self):
         with tempfile.TemporaryDirectory() as folder:
-            more = {"train.steps": self.settings["train.steps"] + 1, "checkpoint.dir": f'"{folder}/run"'}
+            more = {"train.steps": int(self.settings["train.steps"]) + 1, "checkpoint.dir": f'"{folder}/run"'}
             lines = self.program("limit_profile", self.settings | more)
         return [json.loads(line) for line in lines][one_rank.WARM_UP:-1]  # the last is followed by an evaluation
 
@@ -187,9 +187,18 @@ def check(parser, arguments):
         parser.error(f"--repeat {arguments.repeat}: at least 1")
     if arguments.set and not arguments.recipe:
         parser.error("--set is for a recipe: add --recipe FILE, such as recipes/default.toml")
+    for name in ("sizes", "dtypes", "arrangements"):
+        if arguments.recipe and getattr(arguments, name) is not None:
+            parser.error(f"--{name} is not for a recipe, which runs on one rank: use --set, such as "
+                         "--set model.width=256 or --set 'precision.compute=\"bf16\"'")
     for text in arguments.set:
-        if "=" not in text:
+        key, equals, value = text.partition("=")
+        if not equals:
             parser.error(f"--set {text}: not KEY=VALUE")
+        if key == "checkpoint.dir":
+            parser.error("--set checkpoint.dir: the runs have folders of their own, which are deleted")
+        if key == "train.steps" and not (value.isdecimal() and int(value) > one_rank.WARM_UP):
+            parser.error(f"--set {text}: not a number above {one_rank.WARM_UP}, the steps before the first that counts")
     for program in PROGRAMS:
         if not (pathlib.Path(arguments.build) / "bin" / program).is_file():
             parser.error(f"--build {arguments.build}: has no bin/{program}; configure it with -DCARAVAN_BENCH=ON, then "
@@ -200,9 +209,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(one_rank.ROOT / "build/release"), help="configured with -DCARAVAN_BENCH=ON")
     kinds = ["one", *ARRANGEMENTS]
-    parser.add_argument("--sizes", type=some_of(list(one_rank.SIZES)), default="tiny,small,gpt2")
-    parser.add_argument("--dtypes", type=some_of(DTYPES), default="fp32,bf16")
-    parser.add_argument("--arrangements", type=some_of(kinds), default=",".join(kinds))
+    parser.add_argument("--sizes", type=some_of(list(one_rank.SIZES)), help="default: tiny,small,gpt2")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), help="default: fp32,bf16")
+    parser.add_argument("--arrangements", type=some_of(kinds), help=f"default: {','.join(kinds)}")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--force", choices=list(machine.FORCED), help="instruction set")
     parser.add_argument("--recipe", default="", help="instead of sizes and dtypes")
@@ -217,12 +226,13 @@ def main():
         own = dict(text.split("=", 1) for text in arguments.set)
         one(pathlib.Path(arguments.recipe).stem, Bench(arguments, environment, steps | own), arguments.repeat)
         return
-    for size in arguments.sizes:
-        for dtype in arguments.dtypes:
+    arrangements = arguments.arrangements or kinds
+    for size in arguments.sizes or ["tiny", "small", "gpt2"]:
+        for dtype in arguments.dtypes or ["fp32", "bf16"]:
             name = f"{size:5} {dtype}"
-            if "one" in arguments.arrangements:
+            if "one" in arrangements:
                 one(name, Bench(arguments, environment, one_rank.run_settings(size, dtype)), arguments.repeat)
-            pairs = [kind for kind in arguments.arrangements if kind != "one"]
+            pairs = [kind for kind in arrangements if kind != "one"]
             if pairs:
                 two(name, Bench(arguments, environment, one_rank.run_settings(size, dtype, 2)), pairs, arguments.repeat)
 

@@ -78,17 +78,23 @@ double seconds_of(const std::function<void()>& call) {
   return measure::quantile(samples, 0.5);
 }
 
+constexpr int64_t kMostProducts = 24;
+
 /// FLOP/s in the layout that is fastest of those in which a layer, or attention, multiplies.
 double rate_of(const Shape& shape) {
-  const auto& [dtype, batch, m, n, k, is_attention] = shape;
+  const auto& [dtype, all, m, n, k, is_attention] = shape;
+  // The rate is that of a few: the scores of all heads of a long text, which attention never has, may not fit.
+  const int64_t batch = std::min<int64_t>(all, kMostProducts);
   const at::ScalarType type = dtype == "bf16" ? at::kBFloat16 : dtype == "fp16" ? at::kHalf : at::kFloat;
   double seconds = std::numeric_limits<double>::infinity();
   const auto time = [&](const std::function<void()>& call) { seconds = std::min(seconds, seconds_of(call)); };
   if (batch > 1 || is_attention) {
     const at::Tensor a = numbers({batch, m, k}, type), b = numbers({batch, n, k}, type);
-    const at::Tensor c = numbers({batch, m, n}, type);
     time([&] { at::bmm(a, b.transpose(1, 2)); });
-    if (is_attention) time([&] { at::bmm(c, b); });
+    if (is_attention) {
+      const at::Tensor c = numbers({batch, m, n}, type);
+      time([&] { at::bmm(c, b); });
+    }
   } else {
     const at::Tensor a = numbers({m, k}, type), b = numbers({n, k}, type);
     const at::Tensor a_t = numbers({k, m}, type), b_t = numbers({k, n}, type);
