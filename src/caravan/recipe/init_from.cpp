@@ -148,7 +148,8 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
     recipe.data.task.source_classes = source.tokens.classes;
     check_context(recipe, source);
     recipe.train.init_from = source.folder.string();
-    const fs::path tokenizer = source.text / "tokenizer.json";
+    // The weights of a folder are not read without its tokens, whatever data.tokenizer is.
+    const fs::path tokenizer = source.is_huggingface ? tokenizer_file(source.text) : source.text / "tokenizer.json";
     if (std::error_code error; fs::exists(tokenizer, error)) recipe.data.source_tokenizer = tokenizer.string();
     if (!recipe.locations.contains("data.tokenizer")) recipe.data.tokenizer = tokenizer.string();
   }

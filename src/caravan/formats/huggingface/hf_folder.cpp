@@ -10,6 +10,7 @@
 #include "caravan/base/error.h"
 #include "caravan/base/json_reader.h"
 #include "caravan/base/system/file.h"
+#include "caravan/data/tokenizer/special_tokens.h"
 #include "caravan/formats/huggingface/hf_config.h"
 #include "caravan/formats/huggingface/hf_rows.h"
 #include "caravan/formats/safetensors/safetensors.h"
@@ -53,6 +54,14 @@ bool has_head_of_its_own(const fs::path& folder, const ModelConfig& config) {
 
 void refuse_import(const fs::path& file, const std::string& fact, const std::string& action) {
   throw DataError({"import", file.string(), fact, "", action});
+}
+
+fs::path tokenizer_file(const fs::path& folder) {
+  fs::path file = folder / "tokenizer.json";
+  if (std::error_code error; fs::exists(file, error)) return file;
+  refuse_sentencepiece(folder);
+  refuse_import(file, "does not exist",
+                "let transformers write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
 }
 
 std::set<std::string> weight_files(const fs::path& folder) {

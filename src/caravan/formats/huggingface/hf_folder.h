@@ -15,6 +15,9 @@ namespace caravan {
 /// model.safetensors.index.json lists. Throws DataError if there is none, or the index is damaged.
 std::set<std::string> weight_files(const std::filesystem::path& folder);
 
+/// The tokenizer.json of a folder. Throws DataError if there is none.
+std::filesystem::path tokenizer_file(const std::filesystem::path& folder);
+
 /// The model of a folder: that of config.json (parse_huggingface_config, which names what it throws). As in
 /// transformers 5, a head is not tied, whatever the file says, if the weights have one that begins with other values
 /// than the embedding: that is how T5 v1.1 is saved there.

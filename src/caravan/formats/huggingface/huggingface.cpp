@@ -30,12 +30,7 @@ void remove_shards(const fs::path& folder) {
 
 /// Where the tokenizer's own files name no end-of-text token, config.json does.
 Tokenizer read_tokenizer(const fs::path& folder, const SpecialTokens& tokens) {
-  const fs::path file = folder / "tokenizer.json";
-  if (std::error_code error; !fs::exists(file, error)) {
-    refuse_import(file, "does not exist",
-                  "let transformers write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
-  }
-  Tokenizer tokenizer = Tokenizer::load(file);
+  Tokenizer tokenizer = Tokenizer::load(tokenizer_file(folder));
   if (tokenizer.end_of_text() || tokens.end.empty()) return tokenizer;
   const int64_t end = tokens.end.front();
   return end >= 0 && end < tokenizer.vocab_size() ? tokenizer.with_end_of_text(static_cast<int32_t>(end)) : tokenizer;
