@@ -62,6 +62,15 @@ void serve() {
   std::printf("%s\n", serves ? "serves MASTER_PORT" : std::strerror(errno));
 }
 
+/// Exits with 51 if that takes more than some 10 seconds.
+template <class Condition>
+void wait_until(const Condition& condition) {
+  for (int waited = 0; !condition(); ++waited) {
+    if (waited == 10'000) std::exit(51);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
 void meet() {
   const RankInfo info = RankInfo::from_environment();
   if (!info.store_is_served) std::exit(50);
@@ -70,7 +79,7 @@ void meet() {
   for (int rank = 0; rank < info.world_size; ++rank) store->get("rank/" + std::to_string(rank), milliseconds(10'000));
   store->add("met", 1);
   if (info.rank > 0) return;
-  while (store->add("met", 0) < info.world_size) std::this_thread::sleep_for(milliseconds(1));
+  wait_until([&] { return store->add("met", 0) >= info.world_size; });
   std::printf("all %d met\n", info.world_size);
 }
 
@@ -79,7 +88,7 @@ void wait_for_end_of(int rank) {
   const RankInfo info = RankInfo::from_environment();
   const auto store = connect_store(info.master_addr, info.master_port, milliseconds(10'000), info.key, info.rank);
   const pid_t other = std::stoi(store->get("rank/" + std::to_string(rank), milliseconds(10'000)));
-  while (kill(other, 0) == 0) std::this_thread::sleep_for(milliseconds(1));
+  wait_until([&] { return kill(other, 0) != 0; });
 }
 
 void be_stranger() {

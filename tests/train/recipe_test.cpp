@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -271,6 +272,24 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
     const std::string message = refusal(parts.front());
     for (size_t i = 1; i < parts.size(); ++i) EXPECT_THAT(message, HasSubstr(parts[i])) << parts.front();
   }
+}
+
+TEST(Recipe, FrequenciesOfDocumentsThatRestartAreThoseOfTheirLength) {
+  const auto text = [](const std::string& scaling, int context, const std::string& data) {
+    const std::string factors =
+        scaling == "longrope" ? "rope_short_factors = \"1, 1, 1, 1\"\nrope_long_factors = \"2, 2, 2, 2\"\n" : "";
+    return fmt::format(
+        "[model]\nkind = \"llama\"\nwidth = 32\nheads = 4\ncontext = {}\nrope_scaling = \"{}\"\n"
+        "rope_factor = 4\nrope_original_context = 16\n{}[data]\npack = \"documents\"\n{}",
+        context, scaling, factors, data);
+  };
+  for (const std::string scaling : {"dynamic", "longrope"}) {
+    EXPECT_THAT(refusal(text(scaling, 64, "")), HasSubstr("data.pack: \"documents\", whose positions restart"))
+        << scaling;
+    EXPECT_NO_THROW(parse_recipe(text(scaling, 64, "positions = \"continue\""), "r.toml")) << scaling;
+    EXPECT_NO_THROW(parse_recipe(text(scaling, 16, ""), "r.toml")) << scaling;
+  }
+  EXPECT_NO_THROW(parse_recipe(text("linear", 64, ""), "r.toml"));
 }
 
 TEST(Recipe, ServersFitTheRanksAndReplicasTheBackend) {

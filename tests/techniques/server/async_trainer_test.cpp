@@ -337,9 +337,14 @@ TEST(AsyncTrainer, ClocksOfAResumedRun) {
     AsyncOptions options = options_with(0.01, 2);
     if (mesh.rank() == 1) {
       options.on_event = [&] {
+        const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
         while (steps.back() == 13 && !first_begun) {
           mesh.world().progress();
           std::this_thread::yield();
+          if (std::chrono::steady_clock::now() > give_up) {
+            ADD_FAILURE() << "worker 0 has begun no step for 20 seconds";
+            return;
+          }
         }
       };
     }
