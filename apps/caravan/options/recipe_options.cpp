@@ -85,7 +85,7 @@ void take_recipe_back(std::string& recipe, std::vector<std::string>& overrides) 
   const std::string& word = overrides.back();
   std::error_code error;
   const bool is_file = word.ends_with(".toml") || word.find('/') != std::string::npos;
-  if (word.empty() || (!is_file && !std::filesystem::exists(word, error))) return;
+  if (word.empty() || (!is_file && !std::filesystem::is_regular_file(word, error))) return;
   recipe = word;
   overrides.pop_back();
 }

@@ -206,7 +206,7 @@ void attend(const at::Tensor& q, const QueryCall& setting, const std::vector<Key
     return data_of<T>(x) + query / x.size(1) * x.stride(0) + query % x.size(1) * x.stride(1);
   };
   int64_t keys = 1;
-  for (const KeysOfQuery& query : seen) keys += of.kv_heads * (query.end - query.first);
+  for (const KeysOfQuery& query : seen) keys += of.kv_heads * std::max<int64_t>(0, query.end - query.first);
   const auto count = static_cast<int64_t>(tasks.size());
   const int64_t grain = std::max<int64_t>(1, kThreadElements * count / (keys * of.group.width));
   parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
