@@ -25,7 +25,8 @@ void check_attention_operands(const at::Tensor& q, const at::Tensor& k, const at
 /// arXiv 2307.08691). Tiles that no query sees are skipped. Layouts are those of the
 /// layers: q [batch, queries, heads, width], k and v [batch, keys, kv heads, width]; kv heads divide the heads.
 /// Sums and the softmax are in fp32. `dropout` (or null) drops weights; backward draws its numbers again. Not
-/// differentiable by autograd. Takes fp32, bf16 and fp16, and meta tensors. Throws what check_scores throws.
+/// differentiable by autograd. Scores that overflow to -infinity weigh least: where all that a query sees do, the
+/// result is the mean of the values. Takes fp32, bf16 and fp16, and meta tensors. Throws what check_scores throws.
 struct TiledAttention {
   at::Tensor out;          ///< [batch, queries, heads, width]; 0 for a query that sees no key
   at::Tensor log_sum_exp;  ///< fp32 [batch, heads, queries]; -infinity for a query that sees no key

@@ -115,7 +115,7 @@ ProductChoice parse_product_choice(std::string_view text, const ProductChoice& b
 // fp32 and 41.9 with native, small 211.7 and 208.7.
 // Only x86 has it; with AMX fp32 is too slow.
 // MKL takes AVX-512 on Intel's processors only. Intel's AVX512_BF16 without AMX multiplies at half the rate of fp32's
-// FMA. AMX is far faster than fp32 in both, and is left to torch.
+// FMA. AMX is far faster than fp32 in both, and is left to torch but for gradients of weights and few rows.
 ProductChoice product_rule(std::string_view processor, const std::vector<ProductLibrary>& available) {
   const bool is_intel = processor.starts_with("intel");
   const bool is_x86 = is_intel || processor.starts_with("amd") || processor.starts_with("x86");

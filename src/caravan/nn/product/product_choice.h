@@ -15,7 +15,8 @@ enum class ProductLibrary : uint8_t { tiles, mkl, blas };
 
 /// The arithmetic of an operation on bf16 tensors.
 enum class Bf16Arithmetic : uint8_t {
-  /// Of bf16: in tiles if these are chosen, else by torch, which may emulate it. Few rows: see few_rows_product.h.
+  /// Of bf16: in tiles if these are chosen, else by torch, which may emulate it. Gradients of
+  /// weights: always in tiles, where the processor has such. Few rows: see few_rows_product.h.
   native,
   fp32,  ///< in fp32: operands are widened, the result is rounded once. Of attention, see TileOperands
 };
@@ -49,7 +50,7 @@ std::string_view name(Bf16Arithmetic arithmetic) noexcept;
 std::string_view name(ProductKind kind) noexcept;
 
 /// "mkl bf16=fp32 attention=fp32", or "forward=mkl dx=mkl dw=tiles bf16=native attention=native". Complete: another
-/// process reads the same choice from it, whatever its processor.
+/// process reads the same choice from it, whatever its processor. What bf16 instructions are is not part of it.
 std::string to_text(const ProductChoice& choice);
 
 /// `base`, changed by the words of `text`: a library, or KEY=VALUE with the keys of to_text. Throws UsageError for a

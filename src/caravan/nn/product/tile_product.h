@@ -64,7 +64,7 @@ class ThreadScratch {
 /// contiguous and fp32.
 bool is_tiled_sum(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 /// sum [m, n] (+)= a^T b of [k, m] and [k, n]: the gradient of a weight, added where it is summed and not rounded to
-/// bf16.
+/// bf16. How many terms are added at a time depends on the strides of a and b.
 void add_tiled_product(const at::Tensor& sum, bool is_empty, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace caravan
