@@ -254,8 +254,10 @@ Norm* Attention::register_norm(const char* name, const ModelConfig& config, int6
 
 Tensors Attention::projections(const Tensors& inputs, const ForwardContext& context) {
   if (inputs.size() == 1) return Linear::outputs_of(std::array{&query_, &key_, &value_}, inputs.front(), context);
+  // In the order in which they are registered, which is that of units.
+  at::Tensor q = query_(inputs.front(), context);
   Tensors of_states = Linear::outputs_of(std::array{&key_, &value_}, inputs.back(), context);
-  return {query_(inputs.front(), context), std::move(of_states[0]), std::move(of_states[1])};
+  return {std::move(q), std::move(of_states[0]), std::move(of_states[1])};
 }
 
 at::Tensor Attention::heads_of(const Linear& projection, Norm* norm, at::Tensor x, const ForwardContext& context) {
