@@ -46,7 +46,7 @@ void check_head_width(const ModelConfig& c) {
   if (c.rope_fraction != 1) {
     refuse("rope_fraction",
            fmt::format("{} of {} features, {}, cannot be rotated in pairs", c.rope_fraction, c.head_width(), rotated),
-           fmt::format("use {}", static_cast<double>(rotated + 1) / static_cast<double>(c.head_width())));
+           fmt::format("use {}", static_cast<double>(rotated + 2 - rotated % 2) / static_cast<double>(c.head_width())));
   }
   refuse("head_width", fmt::format("heads of width {} cannot be rotated in pairs", c.own_head_width),
          fmt::format("use head_width = {}", c.own_head_width + 1));
