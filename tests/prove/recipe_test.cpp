@@ -86,6 +86,12 @@ const std::vector<Keys>& recipes() {
       {"mesh.tp=2", "comm.overlap=false"},
       Keys{"mesh.tp=4", "tensor_parallel.sequence=true"} + kLlama,
       Keys{"mesh.tp=2"} + kBf16,
+      Keys{"mesh.tp=2", "model.hidden=34"} + kBf16,
+      {"model.kind=mistral"},  // whose window is longer than the context
+      {"data.pack=documents", "train.global_batch=1", "train.micro_batch=1", "mesh.dp=1", "mesh.tp=2"},
+      {"mesh.cp=2", "context_parallel.kind=ulysses", "model.kind=llama", "model.heads=6", "model.kv_heads=3"},
+      {"model.kind=t5", "data.task=spans", "model.encoder_layers=1", "model.source_context=24", "tiling.tiles=2"},
+      Keys{"mesh.tp=2"} + kExperts + kLlama + kBf16,
       {"mesh.tp=4", "tensor_parallel.kind=2d"},
       {"mesh.tp=4", "tensor_parallel.kind=2d", "comm.overlap=false"},
       {"mesh.tp=8", "tensor_parallel.kind=2.5d", "tensor_parallel.depth=2"},

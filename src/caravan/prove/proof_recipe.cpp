@@ -110,11 +110,22 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   }
   const bool shares_heads = original.model.num_kv_heads() % original.tensor_parallel.parts().heads != 0;
   if (shares_heads) model.kv_heads = original.model.num_kv_heads() > 1 && tensor.degree == 4 ? 2 : 1;
-  if (tensor.parts().widths > 1) model.hidden = 32;
+  // Heads of keys that an exchange does not divide are gathered.
+  const int64_t exchanged = recipe.context_parallel.parts().heads, of_rank = tensor.parts().heads;
+  if (!shares_heads && original.model.num_kv_heads() / of_rank % exchanged != 0) model.kv_heads = of_rank;
+  const int64_t widths = tensor.parts().widths;
+  if (widths > 1) model.hidden = 32;
+  // Products of bf16 take terms in pairs, where their number is even. Experts are not cut by 1d.
+  const int64_t own_hidden = original.model.hidden_width(), of_1d = model.moe.is_used() ? 1 : tensor.degree;
+  const int64_t cuts = widths > 1 ? widths : of_1d;
+  if (own_hidden / cuts % 2 != 0 || (own_hidden + cuts - 1) / cuts % 2 != 0) model.hidden = 17 * cuts;
   if (model.moe.is_used()) {  // as few as the degrees and a token's choice allow, at least 4
     const int64_t parts = recipe.expert_parallel.degree * tensor.degree;
     const int64_t least = std::min<int64_t>(model.moe.experts, std::max<int64_t>(model.moe.top_k, 4));
     model.moe.experts = (least + parts - 1) / parts * parts;
+    // Rounding to 16 bits sends a token whose scores are nearly alike to other experts, and a few such tokens differ by
+    // as much as a fault. Here all experts take each token; the proof in fp32 chooses.
+    if (recipe.precision.compute != "fp32") model.moe.top_k = model.moe.experts;
   }
   const int64_t pieces = tensor.degree * recipe.context_parallel.parts().pieces;
   if (model.context % pieces != 0) model.context = 2 * pieces;
@@ -229,8 +240,10 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
 
 namespace {
 
-/// One of the two layers is of each kind that the model has; windows are shorter than the context, and texts longer
-/// than the context before the scaling of positions.
+constexpr int64_t kMostContext = 1024;  ///< of a proof
+
+/// One of the two layers is of each kind that the model has; windows are shorter than the context if the model's are,
+/// and texts longer than the context before the scaling of positions.
 void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
   const auto shrink = [&](LayerSet& set) {
     if (!set.empty()) set = LayerSet::every(2);
@@ -239,7 +252,7 @@ void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
   shrink(small.unrotated_layers);
   shrink(small.moe.dense_layers);
   if (small.moe.dense_hidden > 0) small.moe.dense_hidden = 24;
-  if (model.window > 0) small.window = 3;
+  if (model.window > 0) small.window = model.window < model.context ? 3 : std::max(model.window, kMostContext);
   if (model.own_head_width > 0) small.own_head_width = model.rope_fraction < 1 ? 8 : 6;
   if (model.rope_fraction < 1) small.rope_fraction = 0.5;
   if (model.score_width > 0) small.score_width = 5;
@@ -276,7 +289,7 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.classes = std::min<int64_t>(model.classes, 5);
   small.token_types = std::min<int64_t>(model.token_types, 3);
   if (small.lora.is_used()) {  // a small factor other than 1: a large one amplifies roundings
-    small.lora.rank = 4;
+    small.lora.rank = model.lora.rank % 2 == 0 ? 4 : 3;
     small.lora.alpha = 2;
   }
   return small;

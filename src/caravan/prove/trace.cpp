@@ -237,9 +237,9 @@ TrainBatch CaseRun::batch(int64_t step) const {
   for (int64_t i = 0; i < tokens.numel(); ++i) {
     tokens.mutable_data_ptr<int64_t>()[i] = stream.bits(static_cast<uint64_t>(i)) % what_.model.vocabulary;
   }
-  TrainBatch whole{.ids = tokens.narrow(1, 0, length).contiguous(),
-                   .labels = tokens.narrow(1, 1, length).contiguous(),
-                   .global_rows = rows_};
+  // Copies also of one row, which is contiguous: labels are written below.
+  const auto copy = [&](int64_t first) { return tokens.narrow(1, first, length).clone(at::MemoryFormat::Contiguous); };
+  TrainBatch whole{.ids = copy(0), .labels = copy(1), .global_rows = rows_};
   const ModelConfig& model = what_.model;
   for (int64_t row = 0; row < rows_; ++row) {
     const int64_t unlabelled = model.source_context + std::min(row % 5, model.context - 1);
@@ -315,12 +315,15 @@ std::vector<std::vector<at::Tensor>> CaseRun::summands(int64_t slice_rows) {
   return all;
 }
 
-/// Runs a step as a run does.
+/// Runs a step as a run does, in fp16 until a scale fits.
 void CaseRun::step(PathLog& paths) {
+  if (loss_scale_) loss_scale_.emplace();
   const std::unique_ptr<Optimizer> optimizer = make_optimizer();
   TrainStep train_step(engine_, *optimizer, options(what_.num_micro_batches));
+  const TrainBatch mine = piece_of_rank(engine_, batch(0), deal_);
   const PathScope counted(&paths);
-  train_step.run(piece_of_rank(engine_, batch(0), deal_), 0, what_.lr);
+  while (train_step.run(mine, 0, what_.lr).is_skipped) {
+  }
 }
 
 }  // namespace
