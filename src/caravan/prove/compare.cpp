@@ -54,8 +54,8 @@ double floor_of(const std::vector<at::Tensor>& all, size_t i, double zero) {
   return length_of(all[i]) <= zero * largest ? largest : kFloor * largest;
 }
 
-/// How many times the tolerance a fault exceeds it.
-double margin_of(const ProveCase& what) { return (what.finds_summands ? 10 : 5) / more_rounding(what); }
+/// How many times the tolerance the error of a fault is at least.
+double fault_margin(const ProveCase& what) { return (what.finds_summands ? 10 : 5) / more_rounding(what); }
 
 /// The largest tolerance that shows every fault, and the least of these.
 struct ValidTolerance {
@@ -83,8 +83,8 @@ ValidTolerance largest_valid(const Trace& one, const ProveCase& what) {
       fault = "a missing summand";
     }
     const double error = least / (length + kFloor * largest_length(gradients, i));
-    if (error / margin_of(what) < valid.tolerance) {
-      valid = {.tolerance = error / margin_of(what), .error = error, .fault = fault, .parameter = one.names[i]};
+    if (error / fault_margin(what) < valid.tolerance) {
+      valid = {.tolerance = error / fault_margin(what), .error = error, .fault = fault, .parameter = one.names[i]};
     }
   }
   return valid;
@@ -217,13 +217,21 @@ double default_tolerance(const Trace& one, const ProveCase& what) {
   return std::max(expected, found);
 }
 
+double largest_tolerance(const Trace& one, const ProveCase& what) { return largest_valid(one, what).tolerance; }
+
+bool may_be_rounding(const Proof& proof, const ProveCase& what) {
+  if (proof.holds() || !what.planted.empty()) return false;
+  return proof.first->error < fault_margin(what) / 2 * proof.tolerance;
+}
+
 void check_tolerance(const Trace& one, double tolerance, const ProveCase& what) {
   const ValidTolerance valid = largest_valid(one, what);
   if (tolerance <= valid.tolerance) return;
-  throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance),
-                    fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {:.2g} times as much",
-                                valid.fault, valid.parameter, valid.error, margin_of(what)),
-                    "", "lower the tolerance, or prove it in fp64, on fewer ranks or in fewer micro-batches"});
+  throw UsageError(
+      {"prove", fmt::format("tolerance {:.2g}", tolerance),
+       fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {:.2g} times as much", valid.fault,
+                   valid.parameter, valid.error, fault_margin(what)),
+       "", "prove it in a wider type (precision.compute = \"fp32\"), on fewer ranks or in fewer micro-batches"});
 }
 
 Proof compare_traces(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what) {

@@ -10,6 +10,7 @@
 #include "caravan/base/text.h"
 #include "caravan/comm/calls/agree.h"
 #include "caravan/comm/choice/selection.h"
+#include "caravan/prove/compare.h"
 #include "caravan/prove/trace.h"
 
 namespace caravan {
@@ -18,6 +19,8 @@ namespace {
 /// Sizes of micro-batches to try for paths that the fitting size does not take.
 constexpr int64_t kFewTokens = 8;
 constexpr int64_t kManyTokens = 256;
+
+constexpr int kMostValues = 4;  ///< that a proof is tried with
 
 Recipe with_dropout(const Recipe& recipe, double dropout) {
   Recipe changed = recipe;
@@ -78,6 +81,12 @@ class RecipeProver {
     part.what.finds_summands = !rounds_to_16_bits(part.what);
     part.what.planted = options_.planted;
     part.proof = prove(part.what, world_);
+    for (int i = 1; i < kMostValues && may_be_rounding(part.proof, part.what); ++i) {
+      const Proof::Difference& first = *part.proof.first;
+      part.why = fmt::format("{}, from other values since {} {}", why, first.what, first.fact());
+      ++part.what.seed;
+      part.proof = prove(part.what, world_);
+    }
     if (options_.observe) options_.observe(part);
     found_.parts.push_back(std::move(part));
     return found_.parts.back().proof.holds();
