@@ -250,6 +250,9 @@ TEST(Recipe, AWrongTypeOrValueIsNamedWithItsLine) {
       {"[model]\nwindow = 5\nfull_layers = \"odd\"", "'odd' names no layers", "r.toml:3", "every 6"},
       {"[model]\npositions = \"rotery\"", "'rotary'", "r.toml:2"},
       {"[model]\none_norm = true", "not parallel", "r.toml:2"},
+      {"[model]\nkind = \"falcon\"\nactivation = \"relu\"\nparallel = false",
+       "r.toml:3 (model.activation), r.toml:2 (model.kind), r.toml:4 (model.parallel), and the default of "
+       "model.one_norm"},
       {"[moe]\nexperts = 4\ndense_hidden = 8", "moe.dense_layers only", "r.toml:3"},
       {"[model]\nkind = \"qwen2_moe\"", "moe.shared_gate", "set moe.shared to its width"},
       {"[optimizer]\nschedule = \"piecewise\"", "optimizer.points: has no points", "r.toml:2", "give some"},

@@ -21,10 +21,14 @@ std::string Recipe::where(const std::string& key) const {
 std::string Recipe::where_given(const std::string& key) const {
   if (locations.contains(key)) return where(key);
   const std::string section = key.substr(0, key.find('.') + 1);
+  std::vector<std::string> given;
   for (const auto& [other, location] : locations) {
-    if (other.starts_with(section)) return fmt::format("{} ({}), and the {}", location, other, where(key));
+    if (other.starts_with(section)) given.push_back(fmt::format("{} ({})", location, other));
   }
-  return where(key);
+  if (given.empty()) return where(key);
+  constexpr size_t kMost = 6;
+  if (given.size() > kMost) given.resize(kMost), given.emplace_back("..");
+  return fmt::format("{}, and the {}", join(given), where(key));
 }
 
 void Recipe::refuse(const std::string& key, const std::string& fact, const std::string& action) const {

@@ -130,7 +130,7 @@ struct Recipe {
   /// Where each key was given: "recipe.toml:12", "--set train.steps=3". Other keys have their default.
   std::map<std::string, std::string> locations;
   std::string where(const std::string& key) const;
-  /// The same, or else where another key of its section was given: one of two conflicting keys may be a default.
+  /// The same, or else where other keys of its section were given: one of two conflicting keys may be a default.
   std::string where_given(const std::string& key) const;
   /// Throws UsageError about the value of `key`.
   [[noreturn]] void refuse(const std::string& key, const std::string& fact, const std::string& action) const;
