@@ -87,6 +87,10 @@ TEST(ResumeCheck, WhatChangesTheFunctionOrTheDataIsRefusedWithBothValues) {
   }
   EXPECT_THAT(message_of<UsageError>([&] { resume(before, before.recipe, "9"); }),
               AllOf(HasSubstr("data.text: is another text"), HasSubstr("(hash 9)"), HasSubstr("(hash 1)")));
+  const Recipe other_part = recipe_of({"data.validation_fraction=0.25"});
+  EXPECT_THAT(message_of<UsageError>([&] { resume(before, other_part, "9"); }),
+              AllOf(HasSubstr("data.validation_fraction: leaves another part of the text for training: 0.25"),
+                    HasSubstr("--set data.validation_fraction")));
   Checkpointed other = before;
   other.info.validation_hash = "3";
   EXPECT_THAT(message_of<UsageError>([&] { resume(other, before.recipe); }),

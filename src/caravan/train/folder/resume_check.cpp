@@ -61,6 +61,9 @@ void check_streaming(const CheckpointInfo& info, const Recipe& before, const Res
                     run.recipe.where("data.streaming"), kOwnRecipe});
 }
 
+/// Of data.text.
+double validation_part(const Recipe::Data& data) { return data.validation.empty() ? data.validation_fraction : 0; }
+
 void check_data(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
   const bool are_trained = before.data.tokenizer.empty() && run.recipe.data.tokenizer.empty();
   const bool train_alike = are_trained && before.data.trained_vocabulary == run.recipe.data.trained_vocabulary;
@@ -95,6 +98,17 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
                                   run.validation_hash, info.validation_hash),
                       run.recipe.where(is_own ? "data.validation" : "data.text"),
                       "use the same text; to validate its model on another one: caravan evaluate"});
+  }
+  const double fraction = validation_part(run.recipe.data), of_before = validation_part(before.data);
+  if (fraction != of_before && text_paths(run.recipe.data) == text_paths(before.data)) {
+    const bool is_own = run.recipe.data.validation != before.data.validation;
+    const std::string key = is_own ? "data.validation" : "data.validation_fraction";
+    throw UsageError(
+        {"resume", key,
+         fmt::format("leaves another part of the text for training: {} of it is for validation, and was {} "
+                     "when the run was trained",
+                     fraction, of_before),
+         run.recipe.where(key), kOwnRecipe});
   }
   throw UsageError(
       {"resume", "data.text",
