@@ -129,6 +129,12 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   }
   const int64_t pieces = tensor.degree * recipe.context_parallel.parts().pieces;
   if (model.context % pieces != 0) model.context = 2 * pieces;
+  // In proportion, so that a ring has blocks that a window cuts, and others, as the recipe's has.
+  const ModelConfig& own = original.model;
+  if (own.window > 0 && own.window < own.context) {
+    const int64_t least = std::min<int64_t>(own.window, 3);
+    model.window = std::clamp(own.window * model.context / own.context, least, std::max(least, model.context - 1));
+  }
 }
 
 /// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes use.
