@@ -96,6 +96,24 @@ int64_t fit_pipeline(Recipe& recipe) {
   return static_cast<int64_t>(ranks_of_stages(pipeline).size());
 }
 
+/// Products of bf16 take terms in pairs where their number is even: parts of the hidden width are odd if `own` has odd
+/// ones.
+void fit_hidden(ModelConfig& model, const ModelConfig& own, const Split& tensor) {
+  const int64_t widths = tensor.parts().widths;
+  if (widths > 1) model.hidden = 32;
+  const int64_t of_1d = model.moe.is_used() ? 1 : tensor.degree;  // which does not cut experts
+  const int64_t cuts = widths > 1 ? widths : of_1d, hidden = own.hidden_width();
+  if (hidden / cuts % 2 != 0 || (hidden + cuts - 1) / cuts % 2 != 0) model.hidden = 17 * cuts;
+}
+
+/// In proportion to the context, so that a ring has blocks that a window cuts and blocks that it does not, if the
+/// recipe's has.
+void fit_window(ModelConfig& model, const ModelConfig& own) {
+  if (own.window == 0 || own.window >= own.context) return;
+  const int64_t least = std::min<int64_t>(own.window, 3);
+  model.window = std::clamp(own.window * model.context / own.context, least, std::max(least, model.context - 1));
+}
+
 /// Sizes of the smallest model that the degrees divide. Heads of keys and values are to the ranks as those of
 /// `original` are to the ranks of its recipe.
 void fit_model(Recipe& recipe, const Recipe& original) {
@@ -113,12 +131,7 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   // Heads of keys that an exchange does not divide are gathered.
   const int64_t exchanged = recipe.context_parallel.parts().heads, of_rank = tensor.parts().heads;
   if (!shares_heads && original.model.num_kv_heads() / of_rank % exchanged != 0) model.kv_heads = of_rank;
-  const int64_t widths = tensor.parts().widths;
-  if (widths > 1) model.hidden = 32;
-  // Products of bf16 take terms in pairs, where their number is even. Experts are not cut by 1d.
-  const int64_t own_hidden = original.model.hidden_width(), of_1d = model.moe.is_used() ? 1 : tensor.degree;
-  const int64_t cuts = widths > 1 ? widths : of_1d;
-  if (own_hidden / cuts % 2 != 0 || (own_hidden + cuts - 1) / cuts % 2 != 0) model.hidden = 17 * cuts;
+  fit_hidden(model, original.model, tensor);
   if (model.moe.is_used()) {  // as few as the degrees and a token's choice allow, at least 4
     const int64_t parts = recipe.expert_parallel.degree * tensor.degree;
     const int64_t least = std::min<int64_t>(model.moe.experts, std::max<int64_t>(model.moe.top_k, 4));
@@ -129,12 +142,7 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   }
   const int64_t pieces = tensor.degree * recipe.context_parallel.parts().pieces;
   if (model.context % pieces != 0) model.context = 2 * pieces;
-  // In proportion, so that a ring has blocks that a window cuts, and others, as the recipe's has.
-  const ModelConfig& own = original.model;
-  if (own.window > 0 && own.window < own.context) {
-    const int64_t least = std::min<int64_t>(own.window, 3);
-    model.window = std::clamp(own.window * model.context / own.context, least, std::max(least, model.context - 1));
-  }
+  fit_window(model, original.model);
 }
 
 /// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes use.
@@ -280,7 +288,7 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.heads = 4;
   small.kv_heads = is_grouped ? 2 : 0;
   small.hidden = 0;
-  small.context = 8;
+  small.context = std::clamp<int64_t>(model.context, 5, 8);  // few tokens take other kernels
   small.vocabulary = 23;  // prime: no degree divides it
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
   shrink_patterns(small, model);
