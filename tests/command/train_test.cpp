@@ -92,7 +92,6 @@ TEST_F(CommandTest, OddSizesTrain) {
   }
 }
 
-/// Shards are cut at other rows on each tensor rank then, and a dump gathers them first.
 TEST_F(CommandTest, TextsWithTooFewPairsForTheTokenizerAreNoted) {
   const auto trained = [&](const std::string& run, const char* tokenizer) {
     return train(run, 1, set({tokenizer, "train.steps=1"}));
@@ -105,6 +104,7 @@ TEST_F(CommandTest, TextsWithTooFewPairsForTheTokenizerAreNoted) {
   EXPECT_THAT(enough.out, Not(HasSubstr("data.tokenizer:")));
 }
 
+/// Shards are cut at other rows on each tensor rank then, and a dump gathers them first.
 TEST_F(CommandTest, DumpsTensorsThatTensorParallelismCutsUnevenly) {
   const Words odd = set({"model.kind=llama", "model.hidden=33", "model.tie_embeddings=false", "train.global_batch=4"});
   const auto dumped = [&](const std::string& name, int ranks, const Words& more) {

@@ -22,6 +22,7 @@ ModelConfig small_model(const ArchitectureRow& row) {
     whole.source_context = whole.context;
   }
   whole.tie_embeddings = false;
+  if (whole.window > 0) whole.window = 3 * whole.context / 8;  // shorter than the context of a proof
   if (row.base.moe.is_used()) {
     whole.moe.experts = 4;
     whole.moe.top_k = 2;

@@ -337,19 +337,19 @@ TEST(ProveTolerance, OfSixteenBitsIsWhatOneProcessRoundsAtLeast) {
 TEST(ProveTolerance, ADifferenceBelowThatOfAnyFaultMayBeRounding) {
   ProveCase what = case_of(Architecture::gpt2(), 2);
   what.dtype = at::kFloat;
-  const auto may_be = [&](double error) {
-    Proof proof{.tolerance = 2e-5};
-    proof.first = {.what = "gradient of a", .step = 0, .where = "rank 0", .error = error};
+  const auto may_be = [&](double first, double largest, const char* name = "gradient of a") {
+    Proof proof{.tolerance = 2e-5, .steps = {{.largest_error = 1e-3}, {.largest_error = largest}}};
+    proof.first = {.what = name, .step = 1, .where = "rank 0", .error = first};
     return may_be_rounding(proof, what);
   };
-  EXPECT_TRUE(may_be(9e-5));
-  EXPECT_FALSE(may_be(1.1e-4)) << "a fault is ten times the tolerance";
-  EXPECT_FALSE(may_be(std::nan("")));
+  EXPECT_TRUE(may_be(9e-5, 9e-5));
+  EXPECT_FALSE(may_be(1.1e-4, 1.1e-4)) << "a fault is ten times the tolerance";
+  EXPECT_FALSE(may_be(3e-5, 1.1e-4)) << "a later tensor differs by more";
+  EXPECT_FALSE(may_be(3e-5, std::nan("")));
+  EXPECT_FALSE(may_be(1e-8, 1e-8, "initial value of a")) << "is not computed";
   EXPECT_FALSE(may_be_rounding({.tolerance = 2e-5}, what)) << "holds";
   what.finds_summands = false;
-  EXPECT_FALSE(may_be(6e-5)) << "a factor of 1/2 shows fivefold";
-  what.planted = {{"fused attention", 1.01}};
-  EXPECT_FALSE(may_be(3e-5));
+  EXPECT_FALSE(may_be(6e-5, 6e-5)) << "a factor of 1/2 shows fivefold";
 }
 
 /// Gradients of norms nearly cancel, and in some models differ by 5 % from those of one process, as far as that is from

@@ -88,6 +88,10 @@ const std::vector<Keys>& recipes() {
       Keys{"mesh.tp=2"} + kBf16,
       Keys{"mesh.tp=2", "model.hidden=34"} + kBf16,
       {"model.kind=mistral"},  // whose window is longer than the context
+      {"model.kind=mistral", "model.window=48", "mesh.cp=2"},
+      {"model.kind=mistral", "model.window=128", "mesh.cp=16", "model.context=512"},
+      Keys{"model.context=7", "train.micro_batch=2"} + kBf16,
+      Keys{"lora.rank=3"} + kBf16,
       {"data.pack=documents", "train.global_batch=1", "train.micro_batch=1", "mesh.dp=1", "mesh.tp=2"},
       {"mesh.cp=2", "context_parallel.kind=ulysses", "model.kind=llama", "model.heads=6", "model.kv_heads=3"},
       {"model.kind=t5", "data.task=spans", "model.encoder_layers=1", "model.source_context=24", "tiling.tiles=2"},

@@ -28,7 +28,7 @@ std::string called(const CLI::App& app) {
 std::string conversion_text(const std::string& error) {
   const size_t name = error.find(": "), value = error.find(" = ");
   if (name == std::string::npos || value == std::string::npos) return error;
-  return fmt::format("{}: '{}' is not a number, or too large", error.substr(name + 2, value - name - 2),
+  return fmt::format("{}: '{}' is not a number that it takes", error.substr(name + 2, value - name - 2),
                      error.substr(value + 3));
 }
 

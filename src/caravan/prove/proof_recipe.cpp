@@ -16,7 +16,7 @@ namespace caravan {
 namespace {
 
 constexpr int64_t kUsualTokens = 32;      ///< of a micro-batch of a rank
-constexpr int64_t kTokensOfExperts = 64;  ///< some experts get fewer than kFewRows, some more
+constexpr int64_t kTokensOfExperts = 64;  ///< in fp32 some experts get fewer than kFewRows, some more
 constexpr int64_t kChunkedTokens = 272;   ///< more than one chunk of the loss, with kChunkedVocabulary
 constexpr int64_t kChunkedVocabulary = 1031;
 constexpr int64_t kBucketBytes = 4096;  ///< several buckets, as in any useful model
@@ -96,6 +96,14 @@ int64_t fit_pipeline(Recipe& recipe) {
   return static_cast<int64_t>(ranks_of_stages(pipeline).size());
 }
 
+constexpr int64_t kLeastContext = 5;    ///< documents have up to 5 tokens, and up to 4 of a row have no target
+constexpr int64_t kMostContext = 1024;  ///< of a proof
+
+/// The context of a step at the sizes of `original` on the ranks of `recipe`, each with as many tokens.
+int64_t own_context(const Recipe& recipe, const Recipe& original) {
+  return original.model.context / original.context_parallel.degree * recipe.context_parallel.degree;
+}
+
 /// Products of bf16 take terms in pairs where their number is even: parts of the hidden width are odd if `own` has odd
 /// ones.
 void fit_hidden(ModelConfig& model, const ModelConfig& own, const Split& tensor) {
@@ -106,17 +114,24 @@ void fit_hidden(ModelConfig& model, const ModelConfig& own, const Split& tensor)
   if (hidden / cuts % 2 != 0 || (hidden + cuts - 1) / cuts % 2 != 0) model.hidden = 17 * cuts;
 }
 
-/// In proportion to the context, so that a ring has blocks that a window cuts and blocks that it does not, if the
-/// recipe's has.
-void fit_window(ModelConfig& model, const ModelConfig& own) {
-  if (own.window == 0 || own.window >= own.context) return;
-  const int64_t least = std::min<int64_t>(own.window, 3);
-  model.window = std::clamp(own.window * model.context / own.context, least, std::max(least, model.context - 1));
+/// A smaller grid may not divide adapters whose rank the recipe's divides.
+void fit_adapters(ModelConfig& model, const Split& tensor) {
+  const int64_t widths = tensor.parts().widths;
+  if (widths > 1 && model.lora.rank % widths != 0) model.lora.rank *= widths;
+}
+
+/// In proportion to `own_context`, that of the own step, so that a ring has blocks that a window cuts and blocks that
+/// it does not, if the recipe's has. A window that cuts nothing there cuts nothing here.
+void fit_window(ModelConfig& model, int64_t own_window, int64_t own_context) {
+  if (own_window == 0) return;
+  const int64_t least = std::min<int64_t>(own_window, 3), most = std::max(least, model.context - 1);
+  model.window = own_window < own_context ? std::clamp(own_window * model.context / own_context, least, most)
+                                          : std::max(own_window, kMostContext);
 }
 
 /// Sizes of the smallest model that the degrees divide. Heads of keys and values are to the ranks as those of
-/// `original` are to the ranks of its recipe.
-void fit_model(Recipe& recipe, const Recipe& original) {
+/// `original` are to the ranks of its recipe. `is_few`: sequences as short as may be.
+void fit_model(Recipe& recipe, const Recipe& original, bool is_few) {
   ModelConfig& model = recipe.model;
   const Split& tensor = recipe.tensor_parallel;
   const int64_t heads = tensor.parts().heads * recipe.context_parallel.parts().heads;
@@ -129,20 +144,28 @@ void fit_model(Recipe& recipe, const Recipe& original) {
   const bool shares_heads = original.model.num_kv_heads() % original.tensor_parallel.parts().heads != 0;
   if (shares_heads) model.kv_heads = original.model.num_kv_heads() > 1 && tensor.degree == 4 ? 2 : 1;
   // Heads of keys that an exchange does not divide are gathered.
-  const int64_t exchanged = recipe.context_parallel.parts().heads, of_rank = tensor.parts().heads;
-  if (!shares_heads && original.model.num_kv_heads() / of_rank % exchanged != 0) model.kv_heads = of_rank;
+  const int64_t exchanged = recipe.context_parallel.parts().heads, tensor_ranks = tensor.parts().heads;
+  if (!shares_heads && original.model.num_kv_heads() / tensor_ranks % exchanged != 0) model.kv_heads = tensor_ranks;
   fit_hidden(model, original.model, tensor);
+  fit_adapters(model, tensor);
   if (model.moe.is_used()) {  // as few as the degrees and a token's choice allow, at least 4
     const int64_t parts = recipe.expert_parallel.degree * tensor.degree;
     const int64_t least = std::min<int64_t>(model.moe.experts, std::max<int64_t>(model.moe.top_k, 4));
     model.moe.experts = (least + parts - 1) / parts * parts;
     // Rounding to 16 bits sends a token whose scores are nearly alike to other experts, and a few such tokens differ by
     // as much as a fault. Here all experts take each token; the proof in fp32 chooses.
-    if (recipe.precision.compute != "fp32") model.moe.top_k = model.moe.experts;
+    if (recipe.precision.compute != "fp32") {
+      model.moe.top_k = model.moe.experts;
+      if (model.moe.capacity > 0) model.moe.capacity = std::max(model.moe.capacity, 1.0);
+    }
   }
   const int64_t pieces = tensor.degree * recipe.context_parallel.parts().pieces;
-  if (model.context % pieces != 0) model.context = 2 * pieces;
-  fit_window(model, original.model);
+  if (is_few) {
+    model.context = (kLeastContext + pieces - 1) / pieces * pieces;
+  } else if (model.context % pieces != 0) {
+    model.context = 2 * pieces;
+  }
+  fit_window(model, original.model.window, own_context(recipe, original));
 }
 
 /// Tokens of a micro-batch of a rank: enough for the kernels that the recipe's own sizes use.
@@ -254,8 +277,6 @@ Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector
 
 namespace {
 
-constexpr int64_t kMostContext = 1024;  ///< of a proof
-
 /// One of the two layers is of each kind that the model has; windows are shorter than the context if the model's are,
 /// and texts longer than the context before the scaling of positions.
 void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
@@ -266,7 +287,7 @@ void shrink_patterns(ModelConfig& small, const ModelConfig& model) {
   shrink(small.unrotated_layers);
   shrink(small.moe.dense_layers);
   if (small.moe.dense_hidden > 0) small.moe.dense_hidden = 24;
-  if (model.window > 0) small.window = model.window < model.context ? 3 : std::max(model.window, kMostContext);
+  fit_window(small, model.window, model.context);
   if (model.own_head_width > 0) small.own_head_width = model.rope_fraction < 1 ? 8 : 6;
   if (model.rope_fraction < 1) small.rope_fraction = 0.5;
   if (model.score_width > 0) small.score_width = 5;
@@ -288,8 +309,8 @@ ModelConfig shrunken(const ModelConfig& model) {
   small.heads = 4;
   small.kv_heads = is_grouped ? 2 : 0;
   small.hidden = 0;
-  small.context = std::clamp<int64_t>(model.context, 5, 8);  // few tokens take other kernels
-  small.vocabulary = 23;  // prime: no degree divides it
+  small.context = std::clamp<int64_t>(model.context, kLeastContext, 8);  // few tokens take other kernels
+  small.vocabulary = 23;                                                 // prime: no degree divides it
   if (small.moe.has_shared()) small.moe.shared_hidden = 24;
   shrink_patterns(small, model);
   if (model.has_encoder()) {
@@ -322,7 +343,7 @@ Recipe proof_recipe(const Recipe& recipe, int64_t tokens) {
     small.model.encoder_layers = std::clamp<int64_t>(
         recipe.model.encoder_layers * small.model.layers / recipe.model.layers, 1, small.model.layers - 1);
   }
-  fit_model(small, recipe);
+  fit_model(small, recipe, /*is_few=*/tokens > 0 && tokens < kFewRows);
   if (small.data_parallel.reads("bucket_bytes")) {
     small.data_parallel.set("bucket_bytes", std::min(small.data_parallel.whole("bucket_bytes"), kBucketBytes));
   }
@@ -337,8 +358,9 @@ Recipe own_step_recipe(const Recipe& recipe, const std::function<bool(const Reci
   Recipe step = without_reference(recipe);
   fit_offload(step);
   fit_mesh(step);
+  fit_adapters(step.model, step.tensor_parallel);
   step.model.vocabulary = own_vocabulary(recipe);
-  step.model.context = recipe.model.context / recipe.context_parallel.degree * step.context_parallel.degree;
+  step.model.context = own_context(step, recipe);
   const int64_t stages = fit_pipeline(step);
   if (!names_modules(recipe)) step.model = first_layers(step.model, std::max<int64_t>(2, stages));
   const int64_t unit = row_parts(step);

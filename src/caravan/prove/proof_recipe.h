@@ -23,8 +23,8 @@ inline constexpr int64_t kMostProvedRanks = 8;
 Recipe load_recipe_to_prove(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                             std::string& note);
 
-/// The same kind of model with 2 layers of width 16, 4 heads (grouped as in `model`), 8 positions and 23 tokens. The
-/// dropout is kept.
+/// The same kind of model with 2 layers of width 16, 4 heads (grouped as in `model`), 5 to 8 positions and 23 tokens.
+/// The dropout is kept.
 ModelConfig shrunken(const ModelConfig& model);
 
 /// The recipe at a size at which every element of every tensor can be compared: its model shrunken, its mesh unchanged

@@ -50,18 +50,18 @@ nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) 
   run_thread_ranks(1,
                    [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
   const double tolerance = what.tolerance ? *what.tolerance : default_tolerance(one, what);
-  if (what.tolerance) check_tolerance(one, tolerance, what);
-  const double largest = largest_tolerance(one, what);
-  Proof proof = compare_traces(ranks, one, std::min(tolerance, largest), what);
-  if (!proof.holds() && tolerance > largest) {
-    // Rounding may differ by as much as a fault, which then cannot be told from it.
-    proof = compare_traces(ranks, one, tolerance, what);
-    if (proof.holds()) check_tolerance(one, tolerance, what);
+  const std::string doubt = doubt_about(one, tolerance, what);
+  if (what.tolerance && !doubt.empty()) {
+    throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance), doubt, "", "lower it, or leave it out"});
   }
+  Proof proof = compare_traces(ranks, one, std::min(tolerance, largest_tolerance(one, what)), what);
+  // What rounding explains is then no less than what a fault makes.
+  if (!proof.holds() && !doubt.empty() && compare_traces(ranks, one, tolerance, what).holds()) proof.doubt = doubt;
   nlohmann::json json{{"ranks", proof.num_ranks},
                       {"parameters", proof.num_parameters},
                       {"tolerance", proof.tolerance},
-                      {"paths", proof.paths}};
+                      {"paths", proof.paths},
+                      {"doubt", proof.doubt}};
   for (const Proof::Step& step : proof.steps) {
     json["steps"].push_back({bits(step.loss), bits(step.grad_norm), bits(step.largest_error), step.worst});
   }
@@ -77,6 +77,7 @@ Proof proof_of(const nlohmann::json& json) {
   Proof proof{
       .num_ranks = json.at("ranks"), .num_parameters = json.at("parameters"), .tolerance = json.at("tolerance")};
   proof.paths = json.at("paths").get<PathCounts>();
+  proof.doubt = json.at("doubt");
   for (const nlohmann::json& step : json.at("steps")) {
     proof.steps.push_back({number(step[0]), number(step[1]), number(step[2]), step[3]});
   }
@@ -143,11 +144,24 @@ double Proof::largest_error() const noexcept {
   return largest;
 }
 
-Proof prove(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
+Proof prove_values(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
   check_case(what);
   const std::vector<Trace> ranks = gather_traces(trace_on_ranks(what, world), world);
   const auto compare = [&] { return compared(what, ranks).dump(); };
   return proof_of(nlohmann::json::parse(text_of_rank_0(*world, compare, "proof")));
+}
+
+void refuse_doubt(const Proof& proof) {
+  if (proof.doubt.empty()) return;
+  throw UsageError({"prove", proof.first->what,
+                    proof.first->fact() + ", which rounding explains, or a fault does: " + proof.doubt, "",
+                    "prove it in a wider type, on fewer ranks or in fewer micro-batches"});
+}
+
+Proof prove(const ProveCase& what, const std::shared_ptr<Communicator>& world) {
+  Proof proof = prove_values(what, world);
+  refuse_doubt(proof);
+  return proof;
 }
 
 Proof prove(const ProveCase& what) {

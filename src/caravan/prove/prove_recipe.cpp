@@ -80,13 +80,14 @@ class RecipeProver {
     RecipeProof::Part part{.why = why, .what = std::move(what)};
     part.what.finds_summands = !rounds_to_16_bits(part.what);
     part.what.planted = options_.planted;
-    part.proof = prove(part.what, world_);
+    part.proof = prove_values(part.what, world_);
     for (int i = 1; i < kMostValues && may_be_rounding(part.proof, part.what); ++i) {
       const Proof::Difference& first = *part.proof.first;
       part.why = fmt::format("{}, from other values since {} {}", why, first.what, first.fact());
       ++part.what.seed;
-      part.proof = prove(part.what, world_);
+      part.proof = prove_values(part.what, world_);
     }
+    refuse_doubt(part.proof);
     if (options_.observe) options_.observe(part);
     found_.parts.push_back(std::move(part));
     return found_.parts.back().proof.holds();

@@ -50,10 +50,11 @@ struct RecipeProofOptions {
 
 /// Proves a recipe: compares it at a small size (proof_recipe) with one process, with its own dropout, and if it has
 /// dropout also at 0.1 and at 0, and if it computes in 16 bits first in fp32; with an optimizer that is not
-/// element-wise also in fp64, with that optimizer. Then runs one step at its own sizes with random tokens and weights
-/// and counts the paths that it takes (own_step_recipe). If no proof has taken some of these paths, it proves the
-/// recipe again so that they are taken; likewise for each algorithm of a collective that the table may choose on the
-/// recipe's own axes. `missing` lists what is still not taken, and then the proof does not hold.
+/// element-wise also in fp64, with that optimizer. Where a difference may be rounding, up to three other sets of values
+/// are tried, one of which has to hold. Then runs one step at its own sizes with random tokens and weights and counts
+/// the paths that it takes (own_step_recipe). If no proof has taken some of these paths, it proves the recipe again so
+/// that they are taken; likewise for each algorithm of a collective that the table may choose on the recipe's own axes.
+/// `missing` lists what is still not taken, and then the proof does not hold.
 ///
 /// Every rank of `world` calls it, which has as many ranks as proof_recipe(recipe), and gets the same result. Needs
 /// neither data nor the weights that the recipe starts from. Throws as prove.

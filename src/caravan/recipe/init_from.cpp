@@ -148,9 +148,9 @@ void apply_init_from(Recipe& recipe, const fs::path& recipe_folder) {
     recipe.data.task.source_classes = source.tokens.classes;
     check_context(recipe, source);
     recipe.train.init_from = source.folder.string();
-    // The weights of a folder are not read without its tokens, whatever data.tokenizer is.
-    const fs::path tokenizer = source.is_huggingface ? tokenizer_file(source.text) : source.text / "tokenizer.json";
-    if (std::error_code error; fs::exists(tokenizer, error)) recipe.data.source_tokenizer = tokenizer.string();
+    const fs::path tokenizer = source.text / "tokenizer.json";
+    std::error_code error;
+    if (source.is_huggingface || fs::exists(tokenizer, error)) recipe.data.source_tokenizer = tokenizer.string();
     if (!recipe.locations.contains("data.tokenizer")) recipe.data.tokenizer = tokenizer.string();
   }
   std::string& reference = recipe.data.task.preference.reference;

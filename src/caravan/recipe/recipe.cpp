@@ -26,8 +26,6 @@ std::string Recipe::where_given(const std::string& key) const {
     if (other.starts_with(section)) given.push_back(fmt::format("{} ({})", location, other));
   }
   if (given.empty()) return where(key);
-  constexpr size_t kMost = 6;
-  if (given.size() > kMost) given.resize(kMost), given.emplace_back("..");
   return fmt::format("{}, and the {}", join(given), where(key));
 }
 

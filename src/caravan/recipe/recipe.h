@@ -36,9 +36,9 @@ struct Recipe {
     bool skip_bad_lines = false;                          ///< skip bad JSON lines instead of failing
     std::string tokenizer;                                ///< "bytes" or the path of a tokenizer.json; "": train one
     int64_t trained_vocabulary = 2048;                    ///< of the tokenizer trained on the text
-    std::string source_tokenizer{};                       ///< the file of train.init_from; "": it has none
-    std::string format = "text";                          ///< or "chat": the field has messages
-    std::string chat_template{};                          ///< a file; "": the one beside the tokenizer
+    std::string source_tokenizer{};  ///< of train.init_from, a folder's may be missing; "": it has none
+    std::string format = "text";     ///< or "chat": the field has messages
+    std::string chat_template{};     ///< a file; "": the one beside the tokenizer
     bool has_chats() const { return format == "chat"; }
     TaskChoice task{};
     std::string pack = "none";          ///< or "documents": documents in one sequence do not see each other

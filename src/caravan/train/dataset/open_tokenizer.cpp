@@ -7,6 +7,7 @@
 #include "caravan/base/error.h"
 #include "caravan/data/tokenizer/bpe_trainer.h"
 #include "caravan/data/windows/cache.h"
+#include "caravan/formats/huggingface/hf_folder.h"
 #include "caravan/train/dataset/dataset_parts.h"
 
 namespace caravan {
@@ -97,6 +98,8 @@ void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer) {
 
 Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                          const std::vector<std::string_view>& text, DataObserver& observer) {
+  // The weights of a folder are not read without its tokens, whatever data.tokenizer is.
+  if (!data.source_tokenizer.empty()) tokenizer_file(fs::path(data.source_tokenizer).parent_path());
   Tokenizer tokenizer = data.tokenizer == "bytes" ? Tokenizer::bytes()
                         : data.tokenizer.empty()  ? trained_tokenizer(text, data, folders.cache, observer)
                                                   : Tokenizer::load(find_file(data.tokenizer, folders));
