@@ -100,6 +100,15 @@ TEST_F(InitFromTest, WhatTheWeightsContradictIsRefused) {
   EXPECT_THAT(refusal(2, {from, "data.tokenizer={train = 300}"}),
               AllOf(HasSubstr("data.tokenizer: a tokenizer trained on this text has other tokens"),
                     HasSubstr(path("base/tokenizer.json"))));
+  ASSERT_EQ(caravan({"export", path("base"), "--out", path("folder")}).code, 0);
+  std::filesystem::remove(path("folder/tokenizer.json"));
+  const std::string from_folder = "train.init_from=" + path("folder");
+  for (const char* tokenizer : {"data.tokenizer={train = 300}", "data.tokenizer=bytes"}) {
+    EXPECT_THAT(refusal(3, {from_folder, tokenizer}), HasSubstr("folder/tokenizer.json: does not exist")) << tokenizer;
+  }
+  const Result proved = caravan({"prove", "--set", from_folder});
+  EXPECT_THAT(proved.out, AllOf(HasSubstr("gpt2"), HasSubstr("proved"))) << proved.err;
+  EXPECT_EQ(proved.out.find("are missing"), std::string::npos) << "config.json says what is proved";
   file("empty/notes.txt", "nothing");
   EXPECT_EQ(refusal(3, {"train.init_from=" + path("empty")}).find("internal"), std::string::npos);
   for (const auto& entry : std::filesystem::directory_iterator(path("base/step_000001"))) {
