@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "caravan/base/error.h"
+#include "caravan/base/text.h"
 #include "caravan/recipe/points_file.h"
 #include "caravan/registry/registry.h"
 #include "caravan/techniques/demands.h"
