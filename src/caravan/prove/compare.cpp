@@ -59,39 +59,6 @@ constexpr const char* kInitialValue = "initial value of ";
 /// How many times the tolerance the error of a fault is at least.
 double fault_margin(const ProveCase& what) { return (what.finds_summands ? 10 : 5) / more_rounding(what); }
 
-/// The largest tolerance that shows every fault, and the least of these.
-struct ValidTolerance {
-  double tolerance = std::numeric_limits<double>::infinity();
-  double error = 0;
-  const char* fault = "";
-  std::string parameter{};
-};
-
-ValidTolerance largest_valid(const Trace& one, const ProveCase& what) {
-  const std::vector<at::Tensor>& gradients = one.steps.front().gradients;
-  ValidTolerance valid;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
-    const double zero = zero_part(what) * largest_length(gradients, i);
-    const double length = length_of(gradients[i]);
-    if (length <= zero) continue;
-    double least = length / 2;  // a factor of 2 differs by more
-    const char* fault = "a factor of 1/2";
-    for (const std::vector<at::Tensor>& summands : one.summands) {
-      if (!what.finds_summands) break;
-      const double summand = length_of(summands[i]);
-      if (summand <= zero || summand >= least) continue;
-      least = summand;
-      fault = "a missing summand";
-    }
-    const double error = least / (length + kFloor * largest_length(gradients, i));
-    if (error / fault_margin(what) < valid.tolerance) {
-      valid = {.tolerance = error / fault_margin(what), .error = error, .fault = fault, .parameter = one.names[i]};
-    }
-  }
-  return valid;
-}
-
 /// Compares the steps in order, up to the first difference.
 class Comparison {
  public:
@@ -203,6 +170,38 @@ double rounding_error(const Trace& one, const ProveCase& what) {
 
 }  // namespace
 
+ValidTolerance largest_valid(const Trace& one, const ProveCase& what) {
+  const std::vector<at::Tensor>& gradients = one.steps.front().gradients;
+  const double margin = fault_margin(what);
+  ValidTolerance valid;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const double zero = zero_part(what) * largest_length(gradients, i);
+    const double length = length_of(gradients[i]);
+    if (length <= zero) continue;
+    double least = length / 2;  // a factor of 2 differs by more
+    const char* fault = "a factor of 1/2";
+    for (const std::vector<at::Tensor>& summands : one.summands) {
+      if (!what.finds_summands) break;
+      const double summand = length_of(summands[i]);
+      if (summand <= zero || summand >= least) continue;
+      least = summand;
+      fault = "a missing summand";
+    }
+    const double error = least / (length + kFloor * largest_length(gradients, i));
+    if (error / margin < valid.tolerance) {
+      valid = {
+          .tolerance = error / margin, .error = error, .margin = margin, .fault = fault, .parameter = one.names[i]};
+    }
+  }
+  return valid;
+}
+
+std::string ValidTolerance::to_string() const {
+  return fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {:.2g} times as much", fault,
+                     parameter, error, margin);
+}
+
 double default_tolerance(const Trace& one, const ProveCase& what) {
   if (!rounds_to_16_bits(what)) return what.dtype == at::kDouble ? 1e-10 : 2e-5;
   if (one.exact.empty()) return 2e-5;
@@ -219,18 +218,9 @@ double default_tolerance(const Trace& one, const ProveCase& what) {
   return std::max(expected, found);
 }
 
-double largest_tolerance(const Trace& one, const ProveCase& what) { return largest_valid(one, what).tolerance; }
-
 bool may_be_rounding(const Proof& proof, const ProveCase& what) {
   if (proof.holds() || proof.first->what.starts_with(kInitialValue)) return false;
   return proof.steps.back().largest_error < fault_margin(what) / 2 * proof.tolerance;  // false for NaN
-}
-
-std::string doubt_about(const Trace& one, double tolerance, const ProveCase& what) {
-  const ValidTolerance valid = largest_valid(one, what);
-  if (tolerance <= valid.tolerance) return "";
-  return fmt::format("{} in the gradient of {} would be an error of {:.2g}, less than {:.2g} times as much",
-                     valid.fault, valid.parameter, valid.error, fault_margin(what));
 }
 
 Proof compare_traces(const std::vector<Trace>& ranks, const Trace& one, double tolerance, const ProveCase& what) {

@@ -114,7 +114,7 @@ void fit_hidden(ModelConfig& model, const ModelConfig& own, const Split& tensor)
   if (hidden / cuts % 2 != 0 || (hidden + cuts - 1) / cuts % 2 != 0) model.hidden = 17 * cuts;
 }
 
-/// A smaller grid may not divide adapters whose rank the recipe's divides.
+/// The recipe's grid divides the rank of adapters; a smaller grid may not.
 void fit_adapters(ModelConfig& model, const Split& tensor) {
   const int64_t widths = tensor.parts().widths;
   if (widths > 1 && model.lora.rank % widths != 0) model.lora.rank *= widths;

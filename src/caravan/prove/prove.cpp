@@ -50,13 +50,15 @@ nlohmann::json compared(const ProveCase& what, const std::vector<Trace>& ranks) 
   run_thread_ranks(1,
                    [&](const std::shared_ptr<Communicator>& alone) { one = trace_on_one(what, alone, ranks.front()); });
   const double tolerance = what.tolerance ? *what.tolerance : default_tolerance(one, what);
-  const std::string doubt = doubt_about(one, tolerance, what);
-  if (what.tolerance && !doubt.empty()) {
-    throw UsageError({"prove", fmt::format("tolerance {:.2g}", tolerance), doubt, "", "lower it, or leave it out"});
+  const ValidTolerance valid = largest_valid(one, what);
+  if (what.tolerance && tolerance > valid.tolerance) {
+    throw UsageError(
+        {"prove", fmt::format("tolerance {:.2g}", tolerance), valid.to_string(), "", "lower it, or leave it out"});
   }
-  Proof proof = compare_traces(ranks, one, std::min(tolerance, largest_tolerance(one, what)), what);
-  // What rounding explains is then no less than what a fault makes.
-  if (!proof.holds() && !doubt.empty() && compare_traces(ranks, one, tolerance, what).holds()) proof.doubt = doubt;
+  Proof proof = compare_traces(ranks, one, std::min(tolerance, valid.tolerance), what);
+  if (!proof.holds() && tolerance > valid.tolerance && compare_traces(ranks, one, tolerance, what).holds()) {
+    proof.doubt = fmt::format("rounding explains up to {:.2g}, and {}", tolerance, valid.to_string());
+  }
   nlohmann::json json{{"ranks", proof.num_ranks},
                       {"parameters", proof.num_parameters},
                       {"tolerance", proof.tolerance},
@@ -153,8 +155,7 @@ Proof prove_values(const ProveCase& what, const std::shared_ptr<Communicator>& w
 
 void refuse_doubt(const Proof& proof) {
   if (proof.doubt.empty()) return;
-  throw UsageError({"prove", proof.first->what,
-                    proof.first->fact() + ", which rounding explains, or a fault does: " + proof.doubt, "",
+  throw UsageError({"prove", proof.first->what, fmt::format("{}: {}", proof.first->fact(), proof.doubt), "",
                     "prove it in a wider type, on fewer ranks or in fewer micro-batches"});
 }
 

@@ -100,7 +100,7 @@ struct Proof {
   std::vector<Step> steps{};          ///< up to the first difference
   PathCounts paths{};                 ///< what all ranks together executed
   std::optional<Difference> first{};  ///< in the order of the comparison
-  std::string doubt{};                ///< not empty: why it may be rounding, which prove() refuses
+  std::string doubt{};                ///< not empty: why no fault can be told from rounding; prove() then throws
 
   bool holds() const noexcept { return !first.has_value(); }
   double largest_error() const noexcept;
@@ -129,8 +129,8 @@ struct Proof {
 ///         and less by as much for tenfold below. For few summands: prove it in fp64 and fp32 too
 ///   fp16  as bf16, with roundings of 2^-11 and a loss scale of 1024
 /// A tolerance is valid only if a factor of 1/2 in any gradient (2 is a larger error) and a missing summand (a
-/// micro-batch of a rank) exceed it tenfold; without finds_summands, if a factor of 1/2 exceeds it fivefold. Where the
-/// above is not, the largest valid one is used.
+/// micro-batch of a rank) exceed it tenfold; without finds_summands, if a factor of 1/2 exceeds it fivefold. If a
+/// tolerance above is invalid, the largest valid one is used instead.
 ///
 /// Throws UsageError for an impossible case, for an invalid tolerance that is given, and for a difference above the
 /// largest valid one that rounding explains; what the arrangement throws; CommError if a

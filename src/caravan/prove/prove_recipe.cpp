@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kFewTokens = 8;
 constexpr int64_t kManyTokens = 256;
 
-constexpr int kMostValues = 4;  ///< that a proof is tried with
+constexpr int kMostValues = 4;  ///< sets of values that a proof tries
 
 Recipe with_dropout(const Recipe& recipe, double dropout) {
   Recipe changed = recipe;
