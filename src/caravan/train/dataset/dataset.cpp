@@ -28,8 +28,7 @@ struct SplitCorpus {
 SplitCorpus open_corpus(const std::vector<std::string>& paths, const Recipe::Data& data, const DataFolders& folders,
                         DataObserver& observer) {
   Corpus corpus(find_all_texts(paths, folders), folders.cache, text_format(data, folders), observer);
-  TextSplit split =
-      corpus.split(data.validation.empty() ? data.validation_fraction : 0, data.has_chats() || data.task.has_records());
+  TextSplit split = corpus.split(validation_part(data), data.has_chats() || data.task.has_records());
   return {std::move(corpus), std::move(split)};
 }
 

@@ -16,11 +16,16 @@ namespace caravan {
 /// Throws UsageError for a tokenizer without an end-of-text token if data.pack or data.fill tells documents apart.
 void check_end_of_text(const Recipe::Data& data, const Tokenizer& tokenizer);
 
+/// The fraction of data.text that is for validation.
+inline double validation_part(const Recipe::Data& data) {
+  return data.validation.empty() ? data.validation_fraction : 0;
+}
+
 /// Whether the weights that the run starts from belong to other tokens.
 bool differs_from_source(const Recipe::Data& data, const Tokenizer& tokenizer);
 
-/// The tokenizer that `data` names, or one trained on `text`. Throws as check_end_of_text, and UsageError for "bytes"
-/// or a trained one that differs_from_source.
+/// The tokenizer that `data` names, or one trained on `text`. Throws as check_end_of_text, UsageError for "bytes" or
+/// a trained one that differs_from_source, and DataError if the source is a folder without tokenizer.json.
 Tokenizer open_tokenizer(const Recipe::Data& data, const DataFolders& folders,
                          const std::vector<std::string_view>& text, DataObserver& observer);
 

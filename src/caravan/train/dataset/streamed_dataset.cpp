@@ -70,7 +70,7 @@ Dataset open_streamed_dataset(const Recipe::Data& data, const DataFolders& folde
   std::vector<double> weights;
   for (const TrainPaths& source : sources) {
     const StreamedText::Options options{.format = format,
-                                        .validation_fraction = data.validation.empty() ? data.validation_fraction : 0,
+                                        .validation_fraction = validation_part(data),
                                         .most_validation_bytes = kMostStreamedValidation / num_texts,
                                         .shard_bytes = folders.shard_bytes};
     texts.push_back({StreamedText(find_all_texts(source.paths, folders), options), source.name});

@@ -9,6 +9,7 @@
 #include "caravan/nn/model_fields.h"
 #include "caravan/recipe/recipe_key.h"
 #include "caravan/train/dataset/dataset.h"
+#include "caravan/train/dataset/dataset_parts.h"
 
 namespace caravan {
 namespace {
@@ -61,9 +62,6 @@ void check_streaming(const CheckpointInfo& info, const Recipe& before, const Res
                     run.recipe.where("data.streaming"), kOwnRecipe});
 }
 
-/// Of data.text.
-double validation_part(const Recipe::Data& data) { return data.validation.empty() ? data.validation_fraction : 0; }
-
 void check_data(const CheckpointInfo& info, const Recipe& before, const ResumingRun& run) {
   const bool are_trained = before.data.tokenizer.empty() && run.recipe.data.tokenizer.empty();
   const bool train_alike = are_trained && before.data.trained_vocabulary == run.recipe.data.trained_vocabulary;
@@ -105,7 +103,7 @@ void check_data(const CheckpointInfo& info, const Recipe& before, const Resuming
     const std::string key = is_own ? "data.validation" : "data.validation_fraction";
     throw UsageError(
         {"resume", key,
-         fmt::format("leaves another part of the text for training: {} of it is for validation, and was {} "
+         fmt::format("leaves another part of the text for training: {} of it is for validation now, and {} was "
                      "when the run was trained",
                      fraction, of_before),
          run.recipe.where(key), kOwnRecipe});
