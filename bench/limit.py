@@ -44,6 +44,7 @@ PASSES = {"recompute": "backward", "weight": "backward", "optimizer": "update", 
 RECIPE_STEPS = 8
 
 DTYPES = ["fp32", "bf16", "fp16"]  # of precision.compute
+USUAL_SIZES, USUAL_DTYPES = ["tiny", "small", "gpt2"], ["fp32", "bf16"]
 
 # What runs, and the targets that build it.
 PROGRAMS = ["caravan", "caravan-rank", "limit_rates", "limit_profile"]
@@ -209,8 +210,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=str(one_rank.ROOT / "build/release"), help="configured with -DCARAVAN_BENCH=ON")
     kinds = ["one", *ARRANGEMENTS]
-    parser.add_argument("--sizes", type=some_of(list(one_rank.SIZES)), help="default: tiny,small,gpt2")
-    parser.add_argument("--dtypes", type=some_of(DTYPES), help="default: fp32,bf16")
+    parser.add_argument("--sizes", type=some_of(list(one_rank.SIZES)), help=f"default: {','.join(USUAL_SIZES)}")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), help=f"default: {','.join(USUAL_DTYPES)}")
     parser.add_argument("--arrangements", type=some_of(kinds), help=f"default: {','.join(kinds)}")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--force", choices=list(machine.FORCED), help="instruction set")
@@ -227,8 +228,8 @@ def main():
         one(pathlib.Path(arguments.recipe).stem, Bench(arguments, environment, steps | own), arguments.repeat)
         return
     arrangements = arguments.arrangements or kinds
-    for size in arguments.sizes or ["tiny", "small", "gpt2"]:
-        for dtype in arguments.dtypes or ["fp32", "bf16"]:
+    for size in arguments.sizes or USUAL_SIZES:
+        for dtype in arguments.dtypes or USUAL_DTYPES:
             name = f"{size:5} {dtype}"
             if "one" in arrangements:
                 one(name, Bench(arguments, environment, one_rank.run_settings(size, dtype)), arguments.repeat)

@@ -172,7 +172,7 @@ TEST_F(BadInputTest, CommandLine) {
   expect_refusal(caravan({"generate", path("nothere")}), 3, {"nothere: is not there"});
   expect_refusal(caravan({"generate", "--seed", "-1"}), 2, {"--seed"});
   expect_refusal(caravan({"train", "--ranks", "two"}), 2,
-                 {"--ranks: 'two' is not a number that it takes", "see caravan train --help"});
+                 {"--ranks: 'two' is not a valid number", "see caravan train --help"});
 }
 
 TEST_F(BadInputTest, RunFolders) {

@@ -62,7 +62,7 @@ void serve() {
   std::printf("%s\n", serves ? "serves MASTER_PORT" : std::strerror(errno));
 }
 
-/// Exits with 51 if that takes more than some 10 seconds.
+/// Exits with 51 if the condition does not hold within about 10 seconds.
 template <class Condition>
 void wait_until(const Condition& condition) {
   for (int waited = 0; !condition(); ++waited) {

@@ -14,38 +14,40 @@
 namespace caravan::app {
 namespace {
 
-/// "caravan", or "caravan COMMAND" where the words name one.
-std::string called(const CLI::App& app) {
-  std::string name = "caravan";
-  for (const CLI::App* where = &app; !where->get_subcommands().empty();) {
-    where = where->get_subcommands().front();
-    name += " " + where->get_name();
-  }
-  return name;
+/// The command that the words name, or the command of a command.
+const CLI::App& named_command(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return *command;
+}
+
+/// "caravan tokenizer train".
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
 }
 
 /// CLI11 says "Could not convert: NAME = VALUE", where an option takes a number.
 std::string conversion_text(const std::string& error) {
   const size_t name = error.find(": "), value = error.find(" = ");
   if (name == std::string::npos || value == std::string::npos) return error;
-  return fmt::format("{}: '{}' is not a number that it takes", error.substr(name + 2, value - name - 2),
+  return fmt::format("{}: '{}' is not a valid number", error.substr(name + 2, value - name - 2),
                      error.substr(value + 3));
 }
 
 /// Refuses the words that CLI11 left over, with the nearest option or command.
 [[noreturn]] void refuse_extras(const CLI::App& app, const std::string& message) {
-  const CLI::App* where = &app;
+  const CLI::App& where = named_command(app);
   std::vector<std::string> known;
-  while (!where->get_subcommands().empty()) where = where->get_subcommands().front();
-  for (const CLI::Option* option : where->get_options()) {
+  for (const CLI::Option* option : where.get_options()) {
     if (!option->get_lnames().empty()) known.push_back("--" + option->get_lnames().front());
   }
-  for (const CLI::App* command : where->get_subcommands([](const CLI::App*) { return true; }))
+  for (const CLI::App* command : where.get_subcommands([](const CLI::App*) { return true; }))
     known.push_back(command->get_name());
   const std::vector<std::string> words = app.remaining(true);
   const std::string word = words.empty() ? "" : words.front().substr(0, words.front().find('='));
   static const std::set<std::string> kAxes{"--dp", "--pp", "--tp", "--cp", "--ep"};
-  if (message.empty() && kAxes.contains(word) && where->get_option_no_throw("recipe") != nullptr) {
+  if (message.empty() && kAxes.contains(word) && where.get_option_no_throw("recipe") != nullptr) {
     const char* ranks = std::ranges::find(known, "--ranks") == known.end() ? "" : ", with --ranks N or more";
     throw UsageError({"command line", word, "is a key of the recipe", "",
                       fmt::format("use --set mesh.{}=N{}", word.substr(2), ranks)});
@@ -120,7 +122,7 @@ std::optional<CommandLine> parse_command_line(int argc, const char* const* argv,
     if (!app.remaining(true).empty()) refuse_extras(app, "");
     const bool is_number = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr;
     throw UsageError({"command line", "", is_number ? conversion_text(error.what()) : error.what(), "",
-                      fmt::format("see {} --help", called(app))});
+                      "see " + full_name(named_command(app)) + " --help"});
   }
   if (!app.remaining(true).empty()) refuse_extras(app, "");
   return line;
